@@ -43,32 +43,28 @@
 //! draw what is on disk and on the wire.
 
 mod blocking;
-mod cluster_node;
-pub mod frames;
 mod identity;
 mod ids;
-pub mod machine;
 pub mod map;
 mod node;
-pub mod peers;
 pub mod proposals;
 mod raft;
-mod store;
-pub mod wire;
+pub mod raftlog;
+pub mod replica_store;
+pub mod transport;
 
-pub use cluster_node::{
-    Begin, ClusterError, ClusterNode, ClusterOptions, ClusterStatus, NodeStatus, PartitionStatus,
-    ReplicaStatus,
-};
 pub use identity::{Asked, IdentityError, MARK, NodeIdentity, is_node};
 pub use ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
-pub use node::{LogOpened, Node, NodeError, NodeOptions};
+pub use node::{
+    Begin, ClusterError, ClusterNode, ClusterOptions, ClusterStatus, LogOpened, Node, NodeError, NodeOptions,
+    NodeStatus, PartitionStatus, ReplicaStatus,
+};
 pub use raft::{
     AppliedRows, CommandError, Effects, ElectionCause, Executed, FullDisks, GroupLimits, GroupTimes, Groups,
     Member, Members, Replica, ReplicaError, ReplicaOptions, ReplicaState, Row, Rows, SnapshotBuilder,
     SnapshotData, Value, open_machine, seed_draws,
 };
-pub use store::{
+pub use raftlog::{
     Bounds, Entry, Holding, Layout, NodeLog, NodeLogOptions, NodeLogStats, NodeStore, NodeStoreOptions,
     Opened, Quarantined, ReplicaLog, Retention, StoreError,
 };

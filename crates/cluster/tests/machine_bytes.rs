@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use collie_cluster::machine::effects::{Effect, EffectsBuf};
-use collie_cluster::machine::{Change, MachineOptions, Runs, data_key};
 use collie_cluster::proposals::{Header, RunId, Ticket};
+use collie_cluster::replica_store::effects::{Effect, EffectsBuf};
+use collie_cluster::replica_store::{Change, MachineOptions, Runs, data_key};
 use collie_cluster::{Entry, EntryId, LeaderId, NodeLog, NodeLogOptions, open_machine};
 use collie_log::{LogOptions, RingMode};
 use collie_sim::SimDevice;

@@ -7,7 +7,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use collie_cluster::machine::{Machine, MachineOptions, Runs};
+use collie_cluster::replica_store::{Machine, MachineOptions, Runs};
 use collie_cluster::{
     Groups, Layout, NodeLog, NodeLogOptions, NodeStore, NodeStoreOptions, ReplicaLog, SnapshotBuilder,
     SnapshotData, open_machine,

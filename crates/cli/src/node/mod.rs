@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use collie_cli::Outcome;
-use collie_cluster::peers::{PlainTcp, TlsFiles, TlsTcp};
+use collie_cluster::transport::{PlainTcp, TlsFiles, TlsTcp};
 use collie_cluster::{Begin, ClusterNode, ClusterOptions, NodeLogOptions, NodeStoreOptions};
 use collie_db::{Options, Shared, SharedOptions};
 use collie_io::{RealClock, RealDevice};

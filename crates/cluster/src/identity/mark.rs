@@ -7,7 +7,7 @@ use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
 
 use crate::identity::error::{IdentityError, hex};
 use crate::identity::records::NodeIdentity;
-use crate::wire::{ClusterId, NodeId};
+use crate::transport::wire::{ClusterId, NodeId};
 
 /// The name of the file, in the disk's directory.
 pub const MARK: &str = "collie-disk";

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::ReplicaId;
-use crate::wire::{ClusterId, NodeId};
+use crate::transport::wire::{ClusterId, NodeId};
 
 /// What a node asks to join by, or makes a cluster with: stored before the first attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

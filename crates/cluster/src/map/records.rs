@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{GroupId, ReplicaId};
 use crate::map::error::MapError;
-use crate::wire::{ClusterId, NodeId};
+use crate::transport::wire::{ClusterId, NodeId};
 
 /// The feature level of this version: a cluster is made with it.
 pub const LEVEL: u32 = 1;

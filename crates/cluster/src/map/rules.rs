@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use crate::ids::ReplicaId;
-use crate::machine::SLOTS;
 use crate::map::error::MapError;
 use crate::map::records::{ClusterRecord, MapMember, NodeRecord, PartitionRecord};
 use crate::map::whole::{Changes, Map};
-use crate::wire::{ClusterId, NodeId};
+use crate::replica_store::SLOTS;
+use crate::transport::wire::{ClusterId, NodeId};
 
 /// What a cluster is made with.
 #[derive(Debug, Clone, PartialEq, Eq)]

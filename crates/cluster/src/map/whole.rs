@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::{GroupId, ReplicaId};
-use crate::machine::SLOTS;
 use crate::map::error::MapError;
 use crate::map::records::{
     ClusterRecord, NodeRecord, PartitionRecord, cluster_key, decode, encode, node_key, partition_key,
 };
-use crate::wire::NodeId;
+use crate::replica_store::SLOTS;
+use crate::transport::wire::NodeId;
 
 /// In the table of [`Map::by_slot`]: no partition has the slot.
 pub const NOWHERE: u16 = u16::MAX;

@@ -1,9 +1,9 @@
 //! What can go wrong with a node.
 
 use crate::ids::{GroupId, ReplicaId};
-use crate::peers::PeerError;
 use crate::raft::ReplicaError;
-use crate::store::StoreError;
+use crate::raftlog::StoreError;
+use crate::transport::PeerError;
 
 /// An error of a node.
 #[derive(Debug, Clone, thiserror::Error)]

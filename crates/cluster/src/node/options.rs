@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use collie_io::Clock;
 
-use crate::machine::MachineOptions;
-use crate::peers::PeersOptions;
 use crate::raft::{GroupLimits, GroupTimes};
-use crate::store::{NodeLog, NodeStoreOptions};
+use crate::raftlog::{NodeLog, NodeStoreOptions};
+use crate::replica_store::MachineOptions;
+use crate::transport::PeersOptions;
 
 /// Called with a log that is open. It must not block.
 pub type LogOpened = Arc<dyn Fn(&NodeLog) + Send + Sync>;

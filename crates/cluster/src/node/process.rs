@@ -22,10 +22,10 @@ use crate::node::options::NodeOptions;
 use crate::node::reserve::{MACHINES, reserves};
 use crate::node::room::watch_room;
 use crate::node::router::{Emptied, Router};
-use crate::peers::{Network, Peers};
 use crate::raft::{FullDisks, Member, Replica, ReplicaOptions};
-use crate::store::{NodeLog, NodeStore, Quarantined, ReplicaLog, StoreError};
-use crate::wire::NodeId;
+use crate::raftlog::{NodeLog, NodeStore, Quarantined, ReplicaLog, StoreError};
+use crate::transport::wire::NodeId;
+use crate::transport::{Network, Peers};
 
 /// So many replicas are opened at a time.
 const OPEN_AT_A_TIME: usize = 64;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use collie_db::{DiskReserve, Options, RoomUser};
 
 use crate::node::router::Router;
-use crate::store::disk;
+use crate::raftlog::disk;
 
 /// The directory of the state machines, on each disk.
 pub(super) const MACHINES: &str = "replicas";

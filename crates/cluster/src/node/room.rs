@@ -16,7 +16,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use crate::blocking::blocking;
 use crate::node::router::Router;
 use crate::raft::{Replica, count};
-use crate::store::NodeLog;
+use crate::raftlog::NodeLog;
 
 /// From one look at the room of a log to the next.
 const LOOK: Duration = Duration::from_millis(200);

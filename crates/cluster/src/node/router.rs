@@ -6,10 +6,10 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::ids::{GroupId, ReplicaId};
-use crate::peers::{Dispatch, Incoming, Reply};
 use crate::raft::Replica;
-use crate::store::{NodeStore, StoreError};
-use crate::wire::{Refusal, Response};
+use crate::raftlog::{NodeStore, StoreError};
+use crate::transport::wire::{Refusal, Response};
+use crate::transport::{Dispatch, Incoming, Reply};
 
 /// The replicas of a node.
 pub(super) struct Router {

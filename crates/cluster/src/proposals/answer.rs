@@ -2,8 +2,8 @@
 
 use std::hash::Hash;
 
-use super::{Evaluated, Leading, Outcome, Settled, Ticket};
 use crate::ids::LeaderId;
+use crate::proposals::{Evaluated, Leading, Outcome, Settled, Ticket};
 
 /// An answer to a client.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! The apply side: whether an entry continues what was taken before it.
 
-use super::{Header, Recorded};
 use crate::ids::EntryId;
+use crate::proposals::{Header, Recorded};
 
 /// What apply does with an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! A command between its locks and its submission, and what becomes of it there.
 
-use super::{RunId, Ticket};
 use crate::ids::LeaderId;
+use crate::proposals::{RunId, Ticket};
 
 /// Whether a replica takes commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

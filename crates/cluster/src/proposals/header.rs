@@ -1,8 +1,8 @@
 //! What stands before the effects in an entry, and what the replica records of the last entry that
 //! it took. Little-endian; drawn in `docs/design/formats/cluster.md`.
 
-use super::{RunId, Ticket};
 use crate::ids::LeaderId;
+use crate::proposals::{RunId, Ticket};
 
 const TICKET: usize = 8 + 8 + 4 + 4;
 /// The bytes of a [`Header`].

@@ -5,10 +5,10 @@ use std::hash::Hash;
 
 use parking_lot::Mutex;
 
-use super::evaluation::{Evaluated, Evaluation, NotOpen, NotSubmitted, Stale, Standing};
-use super::overlay::{Effects, Overlay};
-use super::{Decision, Header, Recorded, RunId, Ticket};
 use crate::ids::{EntryId, LeaderId};
+use crate::proposals::evaluation::{Evaluated, Evaluation, NotOpen, NotSubmitted, Stale, Standing};
+use crate::proposals::overlay::{Effects, Overlay};
+use crate::proposals::{Decision, Header, Recorded, RunId, Ticket};
 
 /// What a replica proposes while it leads, for rows `R` with values `V`; `P` goes with each entry.
 ///

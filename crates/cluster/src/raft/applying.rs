@@ -9,11 +9,11 @@ use openraft::storage::{EntryResponder, RaftStateMachine};
 use openraft::type_config::alias::{LogIdOf, SnapshotMetaOf, SnapshotOf, StoredMembershipOf};
 use openraft::{EntryPayload, OptionalSend};
 
-use crate::machine::Machine;
 use crate::raft::body::Body;
 use crate::raft::commands::Commands;
 use crate::raft::machine::{SnapshotBuilder, SnapshotData, apply_all, install};
 use crate::raft::types::Groups;
+use crate::replica_store::Machine;
 
 /// A [`Machine`], and the commands that learn what it applies.
 #[derive(Clone)]

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use crate::machine::effects::EffectsBuf;
 use crate::proposals::{HEADER, Header, Proposal, Ticket};
 use crate::raft::commands::{Commands, Submission, Waiter};
 use crate::raft::types::Effects;
-use crate::store::Reserved;
+use crate::raftlog::Reserved;
+use crate::replica_store::effects::EffectsBuf;
 
 /// An entry takes no further proposal where its effects would have more bytes than this, or than the log
 /// takes.
@@ -127,9 +127,9 @@ impl Batch {
 mod tests {
     use super::*;
     use crate::ids::LeaderId;
-    use crate::machine::effects::{Effect, decode};
     use crate::proposals::Outcome;
     use crate::raft::commands::{Changes, Row, Stored};
+    use crate::replica_store::effects::{Effect, decode};
     use tokio::sync::{mpsc, watch};
 
     fn leader() -> Arc<Commands> {

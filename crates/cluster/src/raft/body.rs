@@ -7,9 +7,9 @@ use openraft::{EntryPayload, Membership};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{EntryId, ReplicaId};
-use crate::machine::effects::{self, Effect};
 use crate::proposals::HEADER;
 use crate::raft::types::{Effects, Member};
+use crate::replica_store::effects::{self, Effect};
 
 const BLANK: u8 = 0;
 const EFFECTS: u8 = 1;

@@ -10,13 +10,13 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::ids::{EntryId, LeaderId, ReplicaId};
-use crate::machine::effects::{Effect, EffectsBuf, decode};
-use crate::machine::{FieldError, Outcome as Applied, data_key};
 use crate::proposals::{
     Decision, Effects, Evaluated, Evaluation, Header, Leading, NotSubmitted, Outcome, Recorded, Skip,
     Standing, Ticket,
 };
-use crate::store::Reserved;
+use crate::raftlog::Reserved;
+use crate::replica_store::effects::{Effect, EffectsBuf, decode};
+use crate::replica_store::{FieldError, Outcome as Applied, data_key};
 
 /// Bytes of effects without an outcome, of one replica; the overlay has about as many again. One entry
 /// is always let in.

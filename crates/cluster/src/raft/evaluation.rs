@@ -8,14 +8,14 @@ use collie_server::cluster::{self, Leadership, Refused, Settled, Settling};
 use tokio::time::Instant;
 
 use crate::ids::LeaderId;
-use crate::machine::data_key;
-use crate::machine::effects::MAX_BYTES;
 use crate::proposals::{Answer, Evaluation, NotOpen, Stale};
 use crate::raft::commands::{Changes, Row, Submitted};
 use crate::raft::replica::{CommandError, ReplicaError};
 use crate::raft::running::Running;
 use crate::raft::settling::answer;
-use crate::store::StoreError;
+use crate::raftlog::StoreError;
+use crate::replica_store::data_key;
+use crate::replica_store::effects::MAX_BYTES;
 
 /// A command under way. Dropped, it changes nothing.
 pub(super) struct Command {

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use crate::ids::{LeaderId, ReplicaId};
 use crate::raft::members::Members;
-use crate::wire::NodeId;
+use crate::transport::wire::NodeId;
 
 /// A follower that has lost entries is shown for so long.
 const SHOWN: Duration = Duration::from_secs(10 * 60);

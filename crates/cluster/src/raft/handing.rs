@@ -11,7 +11,7 @@ use crate::ids::{LeaderId, ReplicaId};
 use crate::raft::elections::ElectionCause;
 use crate::raft::members::Members;
 use crate::raft::replica::{Replica, ReplicaError};
-use crate::store::StoreError;
+use crate::raftlog::StoreError;
 
 /// From one attempt to hand leadership over to the next: so many times the longest time for an
 /// election.

@@ -15,7 +15,7 @@ use crate::blocking::blocking;
 use crate::raft::body;
 use crate::raft::ids::{from_log_id, from_vote, to_log_id, to_vote};
 use crate::raft::types::Groups;
-use crate::store::{Entry, ReplicaLog, StoreError};
+use crate::raftlog::{Entry, ReplicaLog, StoreError};
 
 /// Entries are read for other replicas, and to be applied, in parts of about so many bytes.
 const PART_BYTES: u64 = 1 << 20;
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
     use crate::ids::{EntryId, LeaderId};
     use crate::raft::types::Effects;
-    use crate::store::{NodeLog, NodeLogOptions};
+    use crate::raftlog::{NodeLog, NodeLogOptions};
     use collie_log::{LogOptions, RingMode};
     use collie_sim::SimDevice;
     use futures_util::StreamExt;

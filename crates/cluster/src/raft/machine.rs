@@ -12,11 +12,13 @@ use openraft::{EntryPayload, OptionalSend};
 
 use crate::blocking::blocking;
 use crate::ids::EntryId;
-use crate::machine::{Change, Machine, MachineError, MachineOptions, Membership, Outcome, Position, Staged};
 use crate::raft::body::{self, Body};
 use crate::raft::ids::{from_log_id, to_log_id};
 use crate::raft::types::Groups;
-use crate::store::ReplicaLog;
+use crate::raftlog::ReplicaLog;
+use crate::replica_store::{
+    Change, Machine, MachineError, MachineOptions, Membership, Outcome, Position, Staged,
+};
 
 /// From one look for room on a full device to the next.
 const ROOM_PAUSE: Duration = Duration::from_millis(200);

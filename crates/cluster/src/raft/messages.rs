@@ -11,7 +11,7 @@ use openraft::type_config::alias::EntryOf;
 use crate::raft::body;
 use crate::raft::ids::{from_log_id, from_vote, to_log_id, to_vote};
 use crate::raft::types::Groups;
-use crate::wire::{Append, Appended, FRAME_MAX, LogEntry, Payload, Transfer, VoteAnswer};
+use crate::transport::wire::{Append, Appended, FRAME_MAX, LogEntry, Payload, Transfer, VoteAnswer};
 
 /// What the entries of one append may have beside their payloads, and the append beside them.
 const ROOM: usize = 32 << 10;
@@ -64,15 +64,15 @@ pub(super) fn from_appended(answer: &AppendEntriesResponse<Groups>) -> Appended 
     }
 }
 
-pub(super) fn from_vote_request(rpc: &VoteRequest<Groups>) -> crate::wire::VoteRequest {
-    crate::wire::VoteRequest {
+pub(super) fn from_vote_request(rpc: &VoteRequest<Groups>) -> crate::transport::wire::VoteRequest {
+    crate::transport::wire::VoteRequest {
         vote: from_vote(&rpc.vote),
         last: rpc.last_log_id.as_ref().map(from_log_id),
         leadership_transfer: rpc.leadership_transfer,
     }
 }
 
-pub(super) fn to_vote_request(request: &crate::wire::VoteRequest) -> VoteRequest<Groups> {
+pub(super) fn to_vote_request(request: &crate::transport::wire::VoteRequest) -> VoteRequest<Groups> {
     let last = request.last.map(to_log_id);
     let mut rpc = VoteRequest::new(to_vote(request.vote), last);
     rpc.leadership_transfer = request.leadership_transfer;
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use crate::ids::{EntryId, LeaderId, Vote};
     use crate::raft::types::Effects;
-    use crate::wire::{Frame, Message, Request, encode};
+    use crate::transport::wire::{Frame, Message, Request, encode};
     use openraft::EntryPayload;
 
     fn append(sizes: &[usize]) -> AppendEntriesRequest<Groups> {
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn an_append_is_cut_to_what_fits_into_a_frame_and_has_at_least_one_entry() {
-        let largest = crate::machine::effects::MAX_BYTES + crate::proposals::HEADER;
+        let largest = crate::replica_store::effects::MAX_BYTES + crate::proposals::HEADER;
         for (sizes, fit) in [
             (vec![], 0),
             (vec![10; 5_000], 5_000),

@@ -18,7 +18,6 @@ use openraft::{OptionalSend, RaftNetworkFactory, RaftNetworkV2};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::ids::{GroupId, LeaderId, ReplicaId};
-use crate::peers::{Answer, Call, PeerError, Peers};
 use crate::raft::body::removes_only;
 use crate::raft::coalescing::Coalescing;
 use crate::raft::followers::Followers;
@@ -28,7 +27,8 @@ use crate::raft::messages::{from_append, from_transfer, from_vote_request, to_vo
 use crate::raft::options::GroupTimes;
 use crate::raft::sending::send;
 use crate::raft::types::{Groups, Member};
-use crate::wire::{Appended, NodeId, Refusal, Request, Response};
+use crate::transport::wire::{Appended, NodeId, Refusal, Request, Response};
+use crate::transport::{Answer, Call, PeerError, Peers};
 
 /// Another replica says within this time whether it has room, and whether it may lead.
 pub(super) const ASK_WITHIN: Duration = Duration::from_secs(1);

@@ -10,12 +10,12 @@ use collie_db::Value;
 use collie_server::cluster::{Applied, Evaluation, Leadership, Partition, Refused, Rows, Settled, Settling};
 use tokio::time::{Instant, timeout_at};
 
-use crate::machine::data_key;
 use crate::proposals::Standing;
 use crate::raft::evaluation::{Command, leadership, now_ms, raise, refused, text_of};
 use crate::raft::members::AppliedRows;
 use crate::raft::replica::Replica;
 use crate::raft::scanning::Scan;
+use crate::replica_store::data_key;
 
 /// The replica of a partition. It keeps the replica from being dropped, and not from being closed.
 #[derive(Clone)]

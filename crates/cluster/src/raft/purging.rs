@@ -10,12 +10,12 @@ use openraft::errors::Fatal;
 use tokio::sync::Notify;
 
 use crate::ids::ReplicaId;
-use crate::machine::Machine;
 use crate::raft::followers::Followers;
 use crate::raft::network::Links;
 use crate::raft::tasks::Raft;
 use crate::raft::types::Groups;
-use crate::wire::{NodeId, Request, Response, Room};
+use crate::replica_store::Machine;
+use crate::transport::wire::{NodeId, Request, Response, Room};
 
 /// Raft has a snapshot of what was flushed within this time, or is asked again: while it builds one, it
 /// ignores requests for the next.

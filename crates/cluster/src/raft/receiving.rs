@@ -7,12 +7,14 @@ use tokio::time::Instant;
 
 use crate::blocking::blocking;
 use crate::ids::ReplicaId;
-use crate::machine::{Description, Machine, MachineError, Missing, Position, Staging};
 use crate::raft::applying::Served;
 use crate::raft::ids::{from_vote, to_vote};
 use crate::raft::machine::{SnapshotData, meta};
 use crate::raft::types::Groups;
-use crate::wire::{Installed, Offer, Payload, Piece, Refusal, Response, SnapshotEnd, Stored, Wanted};
+use crate::replica_store::{Description, Machine, MachineError, Missing, Position, Staging};
+use crate::transport::wire::{
+    Installed, Offer, Payload, Piece, Refusal, Response, SnapshotEnd, Stored, Wanted,
+};
 
 /// A snapshot that is on its way here. One at a time: the next offer takes its place, and goes on
 /// with the files that came.

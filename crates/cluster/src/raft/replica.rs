@@ -14,8 +14,6 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::blocking::blocking;
 use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
-use crate::machine::{FieldError, MachineError, MachineOptions};
-use crate::peers::{Call, Incoming, Peers, Reply};
 use crate::proposals::{Answer, Effects, Evaluation, NotOpen, NotSubmitted, Stale};
 use crate::raft::commands::{Changes, Row, Stored, Submitted, Value};
 use crate::raft::elections::Elections;
@@ -26,8 +24,10 @@ use crate::raft::running::Running;
 use crate::raft::settling::answer;
 use crate::raft::supervisor::{Failures, supervise};
 use crate::raft::types::Member;
-use crate::store::{Patience, ReplicaLog, StoreError};
-use crate::wire::{HandOver, NodeId, Refusal, Request, Response};
+use crate::raftlog::{Patience, ReplicaLog, StoreError};
+use crate::replica_store::{FieldError, MachineError, MachineOptions};
+use crate::transport::wire::{HandOver, NodeId, Refusal, Request, Response};
+use crate::transport::{Call, Incoming, Peers, Reply};
 
 /// What a replica consists of.
 #[derive(Clone)]

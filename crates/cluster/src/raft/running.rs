@@ -17,9 +17,6 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::blocking::blocking;
 use crate::ids::{ReplicaId, Vote};
-use crate::machine::Machine;
-use crate::machine::effects::EffectsBuf;
-use crate::peers::{Incoming, Reply};
 use crate::proposals::{Evaluation, Stale};
 use crate::raft::applying::Served;
 use crate::raft::batching::BESIDE_EFFECTS;
@@ -37,8 +34,11 @@ use crate::raft::receiving::{self, Receiving};
 use crate::raft::replica::{CommandError, ReplicaError, ReplicaOptions, ReplicaState};
 use crate::raft::tasks::{self, Raft};
 use crate::raft::types::{Groups, Member};
-use crate::store::{Holding, Purpose, Reserved};
-use crate::wire::{Append, HandOver, Refusal, Request, Response, Room, Transfer};
+use crate::raftlog::{Holding, Purpose, Reserved};
+use crate::replica_store::Machine;
+use crate::replica_store::effects::EffectsBuf;
+use crate::transport::wire::{Append, HandOver, Refusal, Request, Response, Room, Transfer};
+use crate::transport::{Incoming, Reply};
 
 /// A replica that is to lead waits so long for entries that it lacks.
 const TRANSFER_WAITS: Duration = Duration::from_secs(1);

@@ -6,9 +6,9 @@ use std::vec;
 
 use collie_server::cluster::{Refused, StoredRow, Walked};
 
-use crate::machine::{DataPart, DataRow};
 use crate::raft::evaluation::text_of;
 use crate::raft::replica::Replica;
+use crate::replica_store::{DataPart, DataRow};
 
 /// Rows that are read at once: at first, then four times as many, and so on up to the last.
 const FIRST_PART: usize = 16;

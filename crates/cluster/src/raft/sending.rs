@@ -6,10 +6,12 @@ use openraft::errors::{NetworkError, StreamingError};
 
 use crate::blocking::blocking;
 use crate::ids::Vote;
-use crate::machine::{Machine, MachineError, Transfer};
 use crate::raft::network::{ASK_WITHIN, Link};
 use crate::raft::types::Groups;
-use crate::wire::{FileName, FileOffer, Offer, Payload, Piece, Request, Response, Room, SnapshotEnd};
+use crate::replica_store::{Machine, MachineError, Transfer};
+use crate::transport::wire::{
+    FileName, FileOffer, Offer, Payload, Piece, Request, Response, Room, SnapshotEnd,
+};
 
 type Failed = StreamingError<Groups>;
 
@@ -80,7 +82,7 @@ async fn send_transfer(link: &Link, vote: Vote, transfer: &Arc<Transfer>) -> Res
 }
 
 /// A file of the description. Its name there is a path; on the wire it is its number.
-fn offered((number, file): (usize, &crate::machine::Described)) -> Result<FileOffer, String> {
+fn offered((number, file): (usize, &crate::replica_store::Described)) -> Result<FileOffer, String> {
     Ok(FileOffer {
         name: FileName::new(number.to_string())?,
         bytes: file.size,

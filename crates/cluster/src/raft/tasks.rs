@@ -14,8 +14,6 @@ use openraft::raft::ClientWriteResult;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
-use crate::machine::Outcome as Applied;
-use crate::peers::Reply;
 use crate::proposals::{Outcome, Ticket};
 use crate::raft::applying::Served;
 use crate::raft::batching::Batches;
@@ -25,8 +23,10 @@ use crate::raft::followers::Anew;
 use crate::raft::ids::{from_leader, to_leader};
 use crate::raft::messages::{from_appended, to_append};
 use crate::raft::types::Groups;
-use crate::store::{Purpose, ReplicaLog, Reserved, StoreError};
-use crate::wire::{Append, LogEntry, Refusal, Response};
+use crate::raftlog::{Purpose, ReplicaLog, Reserved, StoreError};
+use crate::replica_store::Outcome as Applied;
+use crate::transport::Reply;
+use crate::transport::wire::{Append, LogEntry, Refusal, Response};
 
 /// Appends of a leader that raft has at one time.
 const PIPELINE: usize = 16;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::ReplicaId;
-use crate::machine::Outcome;
 use crate::raft::runtime::Runtime;
-use crate::store::Reserved;
+use crate::raftlog::Reserved;
+use crate::replica_store::Outcome;
 
 openraft::declare_raft_types!(
     /// The groups of a cluster. Raft's id of a node is a [`ReplicaId`].

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collie_cluster::machine::{MachineOptions, Runs};
-use collie_cluster::peers::{Identity, Network, PeersOptions, PlainTcp, Times, TlsTcp};
 use collie_cluster::proposals::Answer;
+use collie_cluster::replica_store::{MachineOptions, Runs};
+use collie_cluster::transport::{Identity, Network, PeersOptions, PlainTcp, Times, TlsTcp};
 use collie_cluster::{
     CommandError, Executed, GroupLimits, GroupTimes, Layout, Member, Node, NodeError, NodeLogOptions,
     NodeOptions, NodeStoreOptions, Replica, ReplicaState, Retention, Row, Rows, StoreError, Value,

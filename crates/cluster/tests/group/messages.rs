@@ -5,14 +5,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_cluster::machine::effects::{Effect, EffectsBuf};
-use collie_cluster::machine::{Described, Description, Position};
-use collie_cluster::peers::{Call, Dispatch, Incoming, Peers, PlainTcp, Reply};
 use collie_cluster::proposals::{Header, RunId, Ticket};
-use collie_cluster::wire::{
+use collie_cluster::replica_store::effects::{Effect, EffectsBuf};
+use collie_cluster::replica_store::{Described, Description, Position};
+use collie_cluster::transport::wire::{
     Append, Appended, LogEntry, Offer, Payload, Piece, Refusal, Request, Response, Room, Transfer,
     VoteAnswer, VoteRequest,
 };
+use collie_cluster::transport::{Call, Dispatch, Incoming, Peers, PlainTcp, Reply};
 use collie_cluster::{
     EntryId, LeaderId, Node, NodeOptions, NodeStore, NodeStoreOptions, Replica, ReplicaError, Vote,
 };

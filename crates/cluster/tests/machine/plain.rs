@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use collie_cluster::machine::effects::{Effect, EffectsBuf};
-use collie_cluster::machine::{Change, Machine, Membership, Outcome, Position, Proposals, Verdict, data_key};
+use collie_cluster::replica_store::effects::{Effect, EffectsBuf};
+use collie_cluster::replica_store::{
+    Change, Machine, Membership, Outcome, Position, Proposals, Verdict, data_key,
+};
 use collie_cluster::{Entry, EntryId, LeaderId};
 use collie_sim::Rng;
 

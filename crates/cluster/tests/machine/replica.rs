@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use collie_cluster::machine::{Machine, MachineError, MachineOptions, OnFlush, Unsettled};
+use collie_cluster::replica_store::{Machine, MachineError, MachineOptions, OnFlush, Unsettled};
 use collie_cluster::{NodeLog, NodeLogOptions, ReplicaLog, Retention};
 use collie_db::{FamilyOptions, Options, Shared, SharedOptions};
 use collie_log::{Level, LogOptions, RingMode};

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collie_cluster::machine::{MachineOptions, Runs};
 use collie_cluster::map::Map;
-use collie_cluster::peers::{JoinError, PlainTcp, Times, ask_to_join};
-use collie_cluster::wire::{Join, JoinAnswer, VERSION};
+use collie_cluster::replica_store::{MachineOptions, Runs};
+use collie_cluster::transport::wire::{Join, JoinAnswer, VERSION};
+use collie_cluster::transport::{JoinError, PlainTcp, Times, ask_to_join};
 use collie_cluster::{
     Begin, ClusterError, ClusterNode, ClusterOptions, ClusterStatus, GroupTimes, Layout, NodeLogOptions,
     NodeStoreOptions,

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_cluster::peers::{Network, PeerError, Peers, PlainTcp};
-use collie_cluster::wire::{Appended, Refusal, Request, Response, SnapshotEnd};
+use collie_cluster::transport::wire::{Appended, Refusal, Request, Response, SnapshotEnd};
+use collie_cluster::transport::{Network, PeerError, Peers, PlainTcp};
 
 use super::support::{
     Yes, alive, append, ask_vote, call, connected, handed, index_of, options, until, vote, yes,
@@ -46,7 +46,7 @@ async fn three_nodes_call_each_other() {
 #[tokio::test]
 async fn addresses_off_loopback_are_refused_without_certificates() {
     let anywhere = SocketAddr::from(([0, 0, 0, 0], 0));
-    let options_of = |listen| collie_cluster::peers::PeersOptions { listen, ..options(1) };
+    let options_of = |listen| collie_cluster::transport::PeersOptions { listen, ..options(1) };
     let refused = Peers::start(PlainTcp, options_of(anywhere), Arc::new(Yes))
         .await
         .unwrap_err();

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use collie_cluster::peers::{Network, PeerError, Peers};
-use collie_cluster::wire::{Appended, Response};
+use collie_cluster::transport::wire::{Appended, Response};
+use collie_cluster::transport::{Network, PeerError, Peers};
 use tokio::io::copy_bidirectional;
 use tokio::task::JoinSet;
 

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use collie_cluster::EntryId;
-use collie_cluster::peers::{Dispatch, Incoming, Liveness, Peers, PeersOptions, Reply};
-use collie_cluster::wire::{Appended, NodeId, Response};
+use collie_cluster::transport::wire::{Appended, NodeId, Response};
+use collie_cluster::transport::{Dispatch, Incoming, Liveness, Peers, PeersOptions, Reply};
 use turmoil::{Builder, Sim};
 
 use super::sockets::Simulated;

@@ -1,6 +1,6 @@
 //! Frames: what is encoded decodes to the same, and nothing else decodes.
 
-use collie_cluster::wire::*;
+use collie_cluster::transport::wire::*;
 use collie_cluster::{EntryId, LeaderId, Vote};
 use proptest::collection::vec;
 use proptest::option;

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collie_cluster::machine::{MachineOptions, Runs};
-use collie_cluster::peers::{Identity, PeersOptions, Times};
+use collie_cluster::replica_store::{MachineOptions, Runs};
+use collie_cluster::transport::{Identity, PeersOptions, Times};
 use collie_cluster::{
     GroupLimits, GroupTimes, Layout, LogOpened, Member, Node, NodeError, NodeLog, NodeLogOptions,
     NodeOptions, NodeStoreOptions, Replica, Retention,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use collie_cluster::frames::{Directory, Frame, KIND_TOMBSTONE, Listed, NODE_STREAM};
+use collie_cluster::raftlog::frames::{Directory, Frame, KIND_TOMBSTONE, Listed, NODE_STREAM};
 use collie_cluster::{Layout, LeaderId, NodeStore, ReplicaId, StoreError, Vote};
 use collie_io::Device;
 use collie_log::{FRAME_HEADER, inspect};

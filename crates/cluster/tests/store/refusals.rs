@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use collie_cluster::frames::KIND_ENTRIES;
+use collie_cluster::raftlog::frames::KIND_ENTRIES;
 use collie_cluster::{Entry, EntryId, Layout, LeaderId, StoreError};
 use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
 use collie_log::{FRAME_HEADER, Level, Log, LogOptions, RingMode, inspect};

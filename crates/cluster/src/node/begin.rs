@@ -1,0 +1,270 @@
+//! How a process finds out which node it is: by what its directory says, by making a cluster, or by
+//! joining one. All of it is durable before the node starts.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use collie_io::Device;
+use tokio::time::sleep;
+
+use crate::blocking::blocking;
+use crate::identity::{
+    Asked, IdentityError, IdentityStore, NodeIdentity, check_disks, check_free, hex, mark_disks,
+};
+use crate::node::NodeError;
+use crate::node::cluster_error::ClusterError;
+use crate::node::cluster_options::{Begin, ClusterOptions};
+use crate::transport::wire::{Join, JoinAnswer, Place, VERSION};
+use crate::transport::{JoinError, Network, PeerError, ask_to_join};
+
+/// The pause before the nodes are asked anew, at first; doubled each time.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// So many times in a row a node that was named by another one is asked.
+const FOLLOWED: usize = 4;
+
+/// Finds out which node this is.
+pub(super) async fn begin<N: Network>(
+    network: &N,
+    options: &ClusterOptions,
+    store: &IdentityStore,
+    begin: Begin,
+) -> Result<NodeIdentity, ClusterError> {
+    let own = store.clone();
+    let known = blocking(move || own.identity()).await?;
+    match (known, begin) {
+        (Some(identity), Begin::Bootstrap { .. }) => Err(IdentityError::Exists {
+            dir: options.dir.clone(),
+            node: identity.node,
+            cluster: hex(&identity.cluster),
+        }
+        .into()),
+        (Some(identity), begin) => {
+            check_own(options, &identity).await?;
+            if let Begin::Join(peers) = begin {
+                check_cluster(network, options, &identity, &peers).await?;
+            }
+            Ok(identity)
+        }
+        (None, Begin::Start) => Err(IdentityError::None {
+            dir: options.dir.clone(),
+        }
+        .into()),
+        (
+            None,
+            Begin::Bootstrap {
+                replicas,
+                partitions,
+                voters,
+            },
+        ) => {
+            let asked = ask(network, options, store).await?;
+            let identity = NodeIdentity {
+                // The same after a stop before the identity was stored: disks may be marked by then.
+                cluster: asked.token,
+                node: 1,
+                replica: 1,
+                level: *options.spoken.end(),
+                asked,
+                founded: Some((replicas, partitions, voters)),
+            };
+            settle(options, store, identity).await
+        }
+        (None, Begin::Join(peers)) => {
+            let asked = ask(network, options, store).await?;
+            let place = join(network, options, &asked, &peers).await?;
+            if !options.spoken.contains(&place.level) {
+                return Err(ClusterError::Level {
+                    found: place.level,
+                    spoken: options.spoken.clone(),
+                });
+            }
+            let identity = NodeIdentity {
+                cluster: place.cluster,
+                node: place.node,
+                replica: place.replica,
+                level: place.level,
+                asked,
+                founded: None,
+            };
+            settle(options, store, identity).await
+        }
+    }
+}
+
+/// A node that is started again has the addresses and the disks that it had.
+async fn check_own(options: &ClusterOptions, identity: &NodeIdentity) -> Result<(), ClusterError> {
+    let asked = &identity.asked;
+    for (what, expected, found) in [
+        ("peer", asked.peer, options.peer),
+        ("client", asked.client, options.client),
+    ] {
+        if expected != found {
+            return Err(IdentityError::Address {
+                node: identity.node,
+                what,
+                expected,
+                found,
+            }
+            .into());
+        }
+    }
+    if !options.spoken.contains(&identity.level) {
+        return Err(ClusterError::Level {
+            found: identity.level,
+            spoken: options.spoken.clone(),
+        });
+    }
+    let (device, disks, identity) = (device(options), options.store.disks.clone(), identity.clone());
+    Ok(blocking(move || check_disks(&*device, &disks, &identity)).await?)
+}
+
+/// What this process asks to join by, or makes a cluster with: durable when this returns. The token
+/// and the disks' identities are those of an attempt before, if there was one.
+async fn ask<N: Network>(
+    network: &N,
+    options: &ClusterOptions,
+    store: &IdentityStore,
+) -> Result<Asked, ClusterError> {
+    let bind = |problem: String| {
+        NodeError::Peers(PeerError::Bind {
+            address: options.listen,
+            problem,
+        })
+    };
+    network
+        .check(options.listen)
+        .map_err(|problem| NodeError::Peers(PeerError::Address { problem }))?;
+    // An address that this process cannot have must not get into the map.
+    let listener = network.bind(options.listen).await;
+    drop(listener.map_err(|error| bind(error.to_string()))?);
+    let (device, disks, store) = (device(options), options.store.disks.clone(), store.clone());
+    let (peer, client) = (options.peer, options.client);
+    blocking(move || {
+        let random = || {
+            let mut id = [0; 16];
+            device
+                .random(&mut id)
+                .map(|()| id)
+                .map_err(|error| ClusterError::System {
+                    what: "random bytes",
+                    problem: error.to_string(),
+                })
+        };
+        let before = store.asked()?;
+        let mut ids = before
+            .as_ref()
+            .map(|asked| asked.disks.clone())
+            .unwrap_or_default();
+        ids.truncate(disks.len());
+        while ids.len() < disks.len() {
+            ids.push(random()?);
+        }
+        check_free(&*device, &disks, &ids)?;
+        let asked = Asked {
+            token: before.as_ref().map_or_else(random, |asked| Ok(asked.token))?,
+            peer,
+            client,
+            disks: ids,
+        };
+        if before.as_ref() != Some(&asked) {
+            store.set_asked(&asked)?;
+        }
+        Ok(asked)
+    })
+    .await
+}
+
+/// The identity is durable, and the disks are marked, when this returns.
+async fn settle(
+    options: &ClusterOptions,
+    store: &IdentityStore,
+    identity: NodeIdentity,
+) -> Result<NodeIdentity, ClusterError> {
+    let (device, disks, store) = (device(options), options.store.disks.clone(), store.clone());
+    blocking(move || {
+        // The marks first: with the identity, a disk without one is a disk that was emptied.
+        mark_disks(&*device, &disks, &identity)?;
+        store.set_identity(&identity)?;
+        Ok(identity)
+    })
+    .await
+}
+
+fn request(options: &ClusterOptions, asked: &Asked, known: Option<&NodeIdentity>) -> Join {
+    Join {
+        version: VERSION,
+        known: known.map(|identity| (identity.cluster, identity.node)),
+        token: asked.token,
+        peer: asked.peer,
+        client: asked.client,
+        disks: asked.disks.clone(),
+        least: *options.spoken.start(),
+        most: *options.spoken.end(),
+        wall_ms: 0,
+    }
+}
+
+/// Asks one node after the other, again and again, until one answers.
+async fn join<N: Network>(
+    network: &N,
+    options: &ClusterOptions,
+    asked: &Asked,
+    peers: &[SocketAddr],
+) -> Result<Place, ClusterError> {
+    let mut pause = PAUSE;
+    loop {
+        for peer in peers {
+            let mut address = *peer;
+            for _ in 0..FOLLOWED {
+                let (join, clock, within) = (
+                    request(options, asked, None),
+                    &options.clock,
+                    answer_within(options),
+                );
+                match ask_to_join(network, address, join, &**clock, within).await {
+                    Ok(JoinAnswer::Taken(place)) => return Ok(place),
+                    Ok(JoinAnswer::Elsewhere(Some(other))) if other != address => address = other,
+                    Ok(_) => break,
+                    Err(JoinError::Unanswered { address, problem }) => {
+                        tracing::warn!(%address, problem, "cannot join yet");
+                        break;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// Whether the nodes at these addresses are of this node's cluster. Those that do not answer are not
+/// waited for: the map says where the others are.
+async fn check_cluster<N: Network>(
+    network: &N,
+    options: &ClusterOptions,
+    identity: &NodeIdentity,
+    peers: &[SocketAddr],
+) -> Result<(), ClusterError> {
+    for address in peers.iter().filter(|address| **address != options.peer) {
+        let join = request(options, &identity.asked, Some(identity));
+        let within = options.peer_times.greeting;
+        let answer = ask_to_join(network, *address, join, &*options.clock, within).await;
+        if let Err(error @ JoinError::Refused { .. }) = answer {
+            return Err(error.into());
+        }
+    }
+    Ok(())
+}
+
+/// The other side has the same time, and the answer is still to come.
+fn answer_within(options: &ClusterOptions) -> Duration {
+    options.peer_times.join + options.peer_times.greeting
+}
+
+fn device(options: &ClusterOptions) -> Arc<dyn Device> {
+    Arc::clone(&options.machine.db.device)
+}

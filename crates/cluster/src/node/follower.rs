@@ -1,0 +1,178 @@
+//! Following the map: after each change the node has the peers, the replicas and the routes that the
+//! map gives it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream;
+use tokio::time::{sleep, timeout};
+
+use crate::blocking::blocking;
+use crate::map::{Map, MapError, PartitionRecord};
+use crate::node::changing::row;
+use crate::node::replicas::{ensure, ensure_map_replica, members};
+use crate::node::routing::Routing;
+use crate::node::shared::Inner;
+use crate::raft::{AppliedRows, Replica, ReplicaError, ReplicaState};
+
+/// So many replicas are made at a time.
+const MADE_AT_A_TIME: usize = 32;
+/// The pause before what could not be done is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Follows the map until the node ends.
+pub(super) async fn follow(inner: Arc<Inner>) {
+    loop {
+        match ensure_map_replica(&inner).await {
+            Ok(replica) => {
+                inner.report("the map's group", None);
+                let ended = follow_replica(&inner, &replica).await;
+                inner.report("the map's group", Some(ended.to_string()));
+            }
+            Err(problem) => inner.report("the map's group", Some(problem)),
+        }
+        sleep(AGAIN).await;
+    }
+}
+
+async fn follow_replica(inner: &Arc<Inner>, replica: &Replica) -> ReplicaError {
+    let mut known: Option<ReplicaState> = None;
+    // Whether something that the map asks for is still to be done.
+    let mut is_behind = true;
+    loop {
+        let changed = replica.state_other_than(known.as_ref());
+        let state = match is_behind {
+            // What is known is looked at again.
+            true => timeout(AGAIN, changed).await.unwrap_or_else(|_| replica.state()),
+            false => changed.await,
+        };
+        let state = match state {
+            Ok(state) => state,
+            Err(error) => return error,
+        };
+        let applied = known.as_ref().and_then(|known| known.applied);
+        if known.is_none() || applied != state.applied || is_behind {
+            is_behind = !catch_up(inner, replica).await;
+        }
+        known = Some(state);
+    }
+}
+
+/// Reads the map, if it has changed, and does what it asks for; says whether all of it is done.
+async fn catch_up(inner: &Arc<Inner>, replica: &Replica) -> bool {
+    let rows = match replica.applied_rows() {
+        Ok(rows) => rows,
+        Err(_) => return false,
+    };
+    let epoch = inner.map().map(|map| map.cluster.epoch);
+    let read = blocking(move || read(&rows, epoch)).await;
+    let problem = match read {
+        Ok(Some(map)) => {
+            inner.report("the map", None);
+            inner.map.send_replace(Some(Arc::new(map)));
+            None
+        }
+        Ok(None) => None,
+        Err(problem) => Some(problem),
+    };
+    if let Some(problem) = problem {
+        inner.report("the map", Some(problem));
+        return false;
+    }
+    match inner.map() {
+        Some(map) => obey(inner, &map).await,
+        None => true,
+    }
+}
+
+/// The map, if it has another epoch than the one that is known.
+fn read(rows: &AppliedRows, epoch: Option<u64>) -> Result<Option<Map>, String> {
+    enum Unread {
+        Table(collie_db::Error),
+        Map(MapError),
+    }
+    impl From<MapError> for Unread {
+        fn from(error: MapError) -> Self {
+            Self::Map(error)
+        }
+    }
+    let get = |key| rows.get(&row(key)).map_err(Unread::Table);
+    let now = Map::read_epoch(get).and_then(|now| match now == epoch {
+        true => Ok(None),
+        false => Map::read(get),
+    });
+    now.map_err(|error| match error {
+        Unread::Table(error) => error.to_string(),
+        Unread::Map(error) => error.to_string(),
+    })
+}
+
+async fn obey(inner: &Arc<Inner>, map: &Arc<Map>) -> bool {
+    let own = inner.number();
+    if !map.nodes.contains_key(&own) {
+        let problem = (own < map.cluster.next_node).then(|| {
+            format!("node {own} was removed from the cluster: stop it, and let it join anew with an empty directory")
+        });
+        inner.report("this node", problem);
+        return true;
+    }
+    inner.report("this node", None);
+    let mut knows_all = true;
+    for node in map.nodes.values().filter(|node| node.number != own) {
+        let problem = inner.node.set_peer(node.number, node.peer).err();
+        knows_all &= problem.is_none();
+        let problem = problem.map(|error| error.to_string());
+        inner.report(&format!("node {}", node.number), problem);
+    }
+    for number in (1..map.cluster.next_node).filter(|number| !map.nodes.contains_key(number)) {
+        inner.peers().remove_peer(number);
+    }
+    route(inner, map);
+    let here = map.partitions.values().filter(|partition| {
+        let member = partition.member_on(own);
+        member.is_some_and(|member| is_to_be_made(inner, partition, member.replica))
+    });
+    let all: Vec<_> = here
+        .map(|partition| make(Arc::clone(inner), Arc::clone(map), partition.clone()))
+        .collect();
+    let made: Vec<bool> = stream::iter(all).buffer_unordered(MADE_AT_A_TIME).collect().await;
+    knows_all && made.into_iter().all(|done| done)
+}
+
+/// Whether a replica is not there, or was kept by a stop from beginning its group.
+fn is_to_be_made(inner: &Inner, partition: &PartitionRecord, id: u64) -> bool {
+    let Some(replica) = inner.node.replica(id) else {
+        return true;
+    };
+    let first = partition.members.iter().map(|member| member.replica).min();
+    let begun = || replica.state().is_ok_and(|state| state.last.is_some());
+    first == Some(id) && !begun()
+}
+
+async fn make(inner: Arc<Inner>, map: Arc<Map>, partition: PartitionRecord) -> bool {
+    let Some(member) = partition.member_on(inner.number()) else {
+        return true;
+    };
+    let all = members(&map, &partition);
+    let made = ensure(&inner, partition.group, (member.replica, member.disk), all).await;
+    let about = format!("replica {}", member.replica);
+    match made {
+        Ok(_) => {
+            inner.report(&about, None);
+            route(&inner, &map);
+            true
+        }
+        Err(problem) => {
+            inner.report(&about, Some(problem));
+            false
+        }
+    }
+}
+
+/// Routes by the map, and by the replicas that are here.
+fn route(inner: &Arc<Inner>, map: &Arc<Map>) {
+    let routing = Routing::of(map, inner, &inner.routing.load());
+    inner.routing.store(Arc::new(routing));
+    inner.changed();
+}

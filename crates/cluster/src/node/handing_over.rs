@@ -1,0 +1,135 @@
+//! Taking over what other nodes lead, on request (`CLUSTER FAILOVER`), and handing over what this one
+//! leads before it ends.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream;
+use tokio::time::{Instant, sleep};
+
+use crate::ids::ReplicaId;
+use crate::map::{MAP_GROUP, Map};
+use crate::node::clocks::clocks_off;
+use crate::node::groups::{Group, groups};
+use crate::node::shared::Inner;
+
+/// So many leaders are asked at a time.
+const ASKED_AT_A_TIME: usize = 8;
+/// A node that is to end leads on for so long at most.
+const RETIRES_WITHIN: Duration = Duration::from_secs(10);
+/// Where no leadership has gone over for so long, none will: the other nodes end, too, or are gone.
+const IN_VAIN: Duration = Duration::from_secs(2);
+/// A replica that was asked to lead has so long before another one is asked.
+const ASKED_FOR: Duration = Duration::from_secs(1);
+/// From one look at what is still led here to the next.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Asks the leaders of all partitions to hand over to this node, whenever that is wanted.
+pub(super) async fn take_over(inner: Arc<Inner>) {
+    loop {
+        inner.taking_over.notified().await;
+        if let Some(map) = inner.map() {
+            take_over_all(&inner, &map).await;
+        }
+    }
+}
+
+async fn take_over_all(inner: &Inner, map: &Map) {
+    let all = groups(inner, map).into_iter();
+    let partitions = all.filter(|group| group.replica.group() != MAP_GROUP);
+    let asked = stream::iter(partitions).for_each_concurrent(ASKED_AT_A_TIME, async |group| {
+        if let Err(error) = take_over_one(inner, &group).await {
+            let (group, node) = (group.replica.group(), inner.number());
+            tracing::warn!(group, node, %error, "leadership of a group is not taken over");
+        }
+    });
+    asked.await;
+}
+
+/// Asks the leader of a group to hand over; where it is silent, or there is none, stands for election.
+async fn take_over_one(inner: &Inner, group: &Group) -> Result<(), crate::raft::ReplicaError> {
+    let own = group.replica.id();
+    let leader = group.replica.leader();
+    if leader == Some(own) {
+        return Ok(());
+    }
+    let node = leader.and_then(|leader| Some((*group.members.get(&leader)?, leader)));
+    match node.filter(|(node, _)| inner.hears(*node)) {
+        Some(at) => group.replica.ask_to_hand_over(at, own).await,
+        None => group.replica.elect().await,
+    }
+}
+
+/// Hands over what this node leads, the map's group too, each to a member that has nearly all entries,
+/// and takes over nothing any more. Says whether anything went over.
+pub(super) async fn retire(inner: &Inner) -> bool {
+    // Relaxed: what has not seen it yet is told again below.
+    inner.retires.store(true, Ordering::Relaxed);
+    let began = Instant::now();
+    let mut first = None;
+    let (mut left, mut since) = (usize::MAX, began);
+    let mut asked = BTreeMap::new();
+    loop {
+        let Some(map) = inner.map() else { return false };
+        let led = led_here(inner, &map);
+        let went_over = led.len() < *first.get_or_insert(led.len());
+        if led.is_empty() || inner.node.has_failed() {
+            return went_over;
+        }
+        if led.len() < left {
+            (left, since) = (led.len(), Instant::now());
+        }
+        let hears = |group: &Group| group.others().any(|(_, node)| inner.hears(node));
+        let is_alone = !led.iter().any(hears);
+        if is_alone || since.elapsed() >= IN_VAIN || began.elapsed() >= RETIRES_WITHIN {
+            let (node, groups) = (inner.number(), led.len());
+            tracing::warn!(
+                node,
+                groups,
+                "this node ends and leads on in some groups, as no other node takes over: they elect a leader then"
+            );
+            return went_over;
+        }
+        hand_over(inner, &map, led, &mut asked).await;
+        sleep(LOOK).await;
+    }
+}
+
+/// The groups that this node leads. None of its replicas stands for election.
+fn led_here(inner: &Inner, map: &Map) -> Vec<Group> {
+    let all = groups(inner, map).into_iter();
+    let led = all.filter(|group| {
+        inner.set_stands(&group.replica, false);
+        group.replica.state().is_ok_and(|state| state.leads)
+    });
+    led.collect()
+}
+
+/// Asks one other member of each group to lead, unless one was asked a moment ago.
+async fn hand_over(inner: &Inner, map: &Map, led: Vec<Group>, asked: &mut BTreeMap<ReplicaId, Instant>) {
+    let off = clocks_off(inner, map);
+    let now = Instant::now();
+    let due = |group: &Group| {
+        let before = asked.get(&group.replica.id());
+        before.is_none_or(|at| now >= *at + ASKED_FOR)
+    };
+    let due: Vec<_> = led.into_iter().filter(due).collect();
+    let off = &off;
+    let done = stream::iter(due).map(|group| async move {
+        let able = group.others().filter(|(to, node)| {
+            !off.contains(node) && inner.hears(*node) && group.replica.has_nearly_all(*to)
+        });
+        for (to, _) in able {
+            match group.replica.transfer_to(to).await {
+                Ok(()) => return Some(group.replica.id()),
+                Err(error) => tracing::debug!(%error, to, "leadership is not handed over"),
+            }
+        }
+        None
+    });
+    let done: Vec<_> = done.buffer_unordered(ASKED_AT_A_TIME).collect().await;
+    asked.extend(done.into_iter().flatten().map(|replica| (replica, now)));
+}

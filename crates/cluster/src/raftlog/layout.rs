@@ -1,0 +1,534 @@
+//! All logs of a node: which log a replica is in.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use collie_io::Device;
+use collie_log::{LogError, LogSet, LogSetOptions};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::ids::{GroupId, ReplicaId};
+use crate::raftlog::error::StoreError;
+use crate::raftlog::limit::share;
+use crate::raftlog::node_log::{NodeLog, NodeLogOptions};
+use crate::raftlog::recovery::Quarantined;
+use crate::raftlog::replica_log::ReplicaLog;
+
+/// Which log a new replica goes into. Replicas that are there stay where they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+pub enum Layout {
+    /// All in one log, on the first disk.
+    Shared,
+    /// One log for each disk.
+    #[default]
+    PerDisk,
+    /// A log for each replica, on its disk.
+    Private,
+}
+
+/// Options of [`NodeStore::open`].
+#[derive(Debug, Clone)]
+pub struct NodeStoreOptions {
+    /// A directory on each disk. The first one's log also holds the tombstones.
+    pub disks: Vec<PathBuf>,
+    /// Which log a new replica goes into.
+    pub layout: Layout,
+    /// How logs of many replicas are opened.
+    pub shared: NodeLogOptions,
+    /// How logs of one replica are opened: small ones that keep little in memory. Those of a disk share
+    /// its limit, and the threads of a [`LogSet`], unless the options name one.
+    pub private: NodeLogOptions,
+    /// How many logs are opened at a time. Default 8.
+    pub open_at_a_time: usize,
+}
+
+impl Default for NodeStoreOptions {
+    fn default() -> Self {
+        Self {
+            disks: Vec::new(),
+            layout: Layout::default(),
+            shared: NodeLogOptions::default(),
+            private: NodeLogOptions::default(),
+            open_at_a_time: 8,
+        }
+    }
+}
+
+/// Called for each log that is opened: it has [`NodeLog::run`] run by a task.
+pub type Opened = Box<dyn Fn(&NodeLog) + Send + Sync>;
+
+/// The logs of a node.
+///
+/// What a replica's log holds is in one log, and which one is found by opening all.
+pub struct NodeStore {
+    options: NodeStoreOptions,
+    opened: Opened,
+    logs: Mutex<BTreeMap<Place, NodeLog>>,
+    /// The threads of the private logs of each disk, once there is one.
+    sets: Mutex<BTreeMap<usize, LogSet>>,
+    /// The disks whose logs take no room. Changed with `logs` locked, so that it holds for all of them.
+    withheld: Mutex<BTreeSet<usize>>,
+    /// Woken when a log is to be made shorter at once.
+    pressed: Arc<Notify>,
+}
+
+/// A log's place: a disk's shared log, or a replica's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    disk: usize,
+    replica: Option<ReplicaId>,
+}
+
+impl Place {
+    /// Where tombstones are.
+    const FIRST: Self = Self {
+        disk: 0,
+        replica: None,
+    };
+}
+
+/// The directory of the logs, on each disk.
+const LOGS: &str = "raft";
+const SHARED: &str = "shared";
+const PRIVATE: &str = "replica-";
+/// A private log on its way out has this before its name.
+const GONE: &str = "gone-";
+
+impl std::fmt::Debug for NodeStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_map().entries(self.logs.lock().iter()).finish()
+    }
+}
+
+impl NodeStore {
+    /// Opens all logs that are on the disks. A private log without a replica is removed. Blocks.
+    ///
+    /// # Errors
+    /// Those of [`NodeLog::open`]; [`StoreError::Options`] without a disk, and
+    /// [`StoreError::TwoLogs`] where a replica is in two logs.
+    pub fn open(options: NodeStoreOptions, opened: Opened) -> Result<Self, StoreError> {
+        if options.disks.is_empty() {
+            return Err(StoreError::Options {
+                option: "disks",
+                problem: "there is none".to_owned(),
+            });
+        }
+        let this = Self {
+            opened,
+            logs: Mutex::new(BTreeMap::new()),
+            sets: Mutex::default(),
+            withheld: Mutex::default(),
+            pressed: Arc::default(),
+            options,
+        };
+        // It says who was removed: what is left of their logs is not opened.
+        let first = this.open_log(Place::FIRST)?;
+        let mut places = Vec::new();
+        for place in this.places()? {
+            if place.replica.is_some_and(|replica| first.is_removed(replica)) {
+                this.remove_dir(place)?;
+            } else if place != Place::FIRST {
+                places.push(place);
+            }
+        }
+        let logs = this.open_all(&places)?;
+        for (place, log) in logs {
+            this.take_over(place, log, &first)?;
+        }
+        this.logs.lock().insert(Place::FIRST, first);
+        this.check_homes()?;
+        this.share_limits();
+        for log in this.logs.lock().values() {
+            (this.opened)(log);
+        }
+        Ok(this)
+    }
+
+    /// The logs that are there, and those that there should be. What is left of removed ones goes.
+    fn places(&self) -> Result<Vec<Place>, StoreError> {
+        let mut places = Vec::new();
+        for disk in 0..self.options.disks.len() {
+            let dir = self.logs_dir(disk);
+            let shared = Place { disk, replica: None };
+            if disk > 0 && self.options.layout == Layout::PerDisk {
+                places.push(shared);
+            }
+            let names = match self.device().list(&dir) {
+                Ok(names) => names,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(io("list", &dir, error)),
+            };
+            for name in names.into_iter().filter(collie_io::Entry::is_dir) {
+                let replica = name.name.strip_prefix(PRIVATE).and_then(|id| id.parse().ok());
+                if replica.is_some() {
+                    places.push(Place { disk, replica });
+                } else if name.name == SHARED {
+                    places.push(shared);
+                } else if name.name.starts_with(GONE) {
+                    let path = dir.join(&name.name);
+                    let removed = self.device().remove_dir_all(&path);
+                    removed.map_err(|error| io("remove", &path, error))?;
+                }
+            }
+        }
+        places.sort_unstable();
+        places.dedup();
+        Ok(places)
+    }
+
+    fn open_all(&self, places: &[Place]) -> Result<BTreeMap<Place, NodeLog>, StoreError> {
+        let open = |place: &Place| self.open_log(*place).map(|log| (*place, log));
+        // Without threads of their own the logs are opened one after the other, as simulations want it.
+        let threads = match self.options.shared.log.threads {
+            true => self.options.open_at_a_time.clamp(1, places.len().max(1)),
+            false => 1,
+        };
+        let parts = places.chunks(places.len().div_ceil(threads).max(1));
+        let opened = std::thread::scope(|scope| {
+            let threads: Vec<_> = parts
+                .map(|part| {
+                    let all = move || part.iter().map(open).collect::<Result<Vec<_>, _>>();
+                    // A thread that cannot be started is done without.
+                    let thread = std::thread::Builder::new().name("collie-open".to_owned());
+                    match self.options.shared.log.threads {
+                        true => thread.spawn_scoped(scope, all).map_err(|_| all),
+                        false => Err(all),
+                    }
+                })
+                .collect();
+            let join = threads.into_iter().map(|thread| match thread {
+                Ok(thread) => thread
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                Err(all) => all(),
+            });
+            join.collect::<Result<Vec<_>, _>>()
+        })?;
+        Ok(opened.into_iter().flatten().collect())
+    }
+
+    /// Keeps an opened log, unless it is a private one without a replica.
+    fn take_over(&self, place: Place, log: NodeLog, first: &NodeLog) -> Result<(), StoreError> {
+        let whole = log.replicas();
+        let whole = whole.iter().map(|replica| (replica.group(), replica.replica()));
+        let lost = log.quarantined();
+        let lost = lost.iter().map(|lost| (lost.group, lost.replica));
+        for (group, replica) in whole
+            .chain(lost)
+            .filter(|(_, replica)| first.is_removed(*replica))
+        {
+            // Its tombstone is in the first log, and the one here was lost with the process.
+            log.forget(group, replica)?;
+        }
+        let is_empty = log.replicas().is_empty() && log.quarantined().is_empty();
+        if place.replica.is_none() || !is_empty || !log.log().recovery().damaged.is_empty() {
+            self.logs.lock().insert(place, log);
+            return Ok(());
+        }
+        log.close()?;
+        self.remove_dir(place)
+    }
+
+    /// A replica is in one log, also where one of the two has lost frames of it to damage.
+    fn check_homes(&self) -> Result<(), StoreError> {
+        let mut homes = BTreeMap::new();
+        for (place, log) in &*self.logs.lock() {
+            let whole = log.replicas().into_iter().map(|replica| replica.replica());
+            let lost = log.quarantined().into_iter().map(|lost| lost.replica);
+            for replica in whole.chain(lost) {
+                if let Some(other) = homes.insert(replica, *place) {
+                    return Err(StoreError::TwoLogs {
+                        replica,
+                        paths: [self.dir(other), self.dir(*place)],
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn open_log(&self, place: Place) -> Result<NodeLog, StoreError> {
+        let dir = self.dir(place);
+        let mut options = match place.replica {
+            Some(_) => self.options.private.clone(),
+            None => self.options.shared.clone(),
+        };
+        let limit = options.limit_in(&dir);
+        if place.replica.is_some() && options.log.threads && options.log.set.is_none() {
+            options.log.set = Some(self.set(place.disk)?);
+        }
+        NodeLog::open_with(dir, options, limit, Arc::clone(&self.pressed))
+    }
+
+    fn set(&self, disk: usize) -> Result<LogSet, StoreError> {
+        let mut sets = self.sets.lock();
+        if let Some(set) = sets.get(&disk) {
+            return Ok(set.clone());
+        }
+        let set = LogSet::new(LogSetOptions::default())?;
+        sets.insert(disk, set.clone());
+        Ok(set)
+    }
+
+    /// The private logs of a disk have its limit together.
+    fn share_limits(&self) {
+        let logs = self.logs.lock();
+        let mut on_disk = BTreeMap::<usize, Vec<&NodeLog>>::new();
+        for (place, log) in logs.iter().filter(|(place, _)| place.replica.is_some()) {
+            on_disk.entry(place.disk).or_default().push(log);
+        }
+        for (disk, logs) in on_disk {
+            let limit = self.options.private.limit_in(&self.logs_dir(disk));
+            logs.iter()
+                .for_each(|log| log.set_limit(share(limit, logs.len())));
+        }
+    }
+
+    /// Whether the logs on a disk are to leave all its room to what makes room.
+    pub(crate) fn withhold_room(&self, disk: usize, withheld: bool) {
+        let logs = self.logs.lock();
+        let changed = {
+            let mut all = self.withheld.lock();
+            match withheld {
+                true => all.insert(disk),
+                false => all.remove(&disk),
+            }
+        };
+        if changed {
+            let here = logs.iter().filter(|(place, _)| place.disk == disk);
+            here.for_each(|(_, log)| log.withhold_room(withheld));
+        }
+    }
+
+    /// Removes the spare segments of the logs on a disk; `false` where there are none.
+    pub(crate) fn give_up_spares(&self, disk: usize) -> bool {
+        let logs = self.logs_on(disk).into_iter();
+        // Of each: it is all needed.
+        logs.fold(false, |any, log| log.log().give_up_spares() | any)
+    }
+
+    /// Whether a log on this disk finds no room there, or is to take none.
+    pub(crate) fn is_short_of_room(&self, disk: usize) -> bool {
+        self.logs_on(disk).iter().any(|log| log.shortage().is_some())
+    }
+
+    fn logs_on(&self, disk: usize) -> Vec<NodeLog> {
+        let logs = self.logs.lock();
+        let here = logs.iter().filter(|(place, _)| place.disk == disk);
+        here.map(|(_, log)| log.clone()).collect()
+    }
+
+    /// Waits until a log is to be made shorter at once.
+    pub(crate) async fn pressed(&self) {
+        self.pressed.notified().await;
+    }
+
+    fn device(&self) -> &Arc<dyn Device> {
+        &self.options.shared.log.device
+    }
+
+    fn logs_dir(&self, disk: usize) -> PathBuf {
+        let disk = self.options.disks.get(disk);
+        disk.map(|disk| disk.join(LOGS)).unwrap_or_default()
+    }
+
+    fn dir(&self, place: Place) -> PathBuf {
+        let dir = self.logs_dir(place.disk);
+        match place.replica {
+            Some(replica) => dir.join(format!("{PRIVATE}{replica}")),
+            None => dir.join(SHARED),
+        }
+    }
+
+    /// Removes a private log. A part of one would be taken for a damaged log, so its directory gets
+    /// another name first.
+    fn remove_dir(&self, place: Place) -> Result<(), StoreError> {
+        let device = self.device();
+        let (dir, logs) = (self.dir(place), self.logs_dir(place.disk));
+        let name = dir.file_name().unwrap_or_default().to_string_lossy();
+        let gone = logs.join(format!("{GONE}{name}"));
+        let renamed = device.rename(&dir, &gone).and_then(|()| device.sync_dir(&logs));
+        renamed.map_err(|error| io("rename", &dir, error))?;
+        let removed = device.remove_dir_all(&gone).and_then(|()| device.sync_dir(&logs));
+        removed.map_err(|error| io("remove", &gone, error))
+    }
+
+    /// All logs.
+    #[must_use]
+    pub fn logs(&self) -> Vec<NodeLog> {
+        self.logs.lock().values().cloned().collect()
+    }
+
+    /// All replicas, in the order of their ids.
+    #[must_use]
+    pub fn replicas(&self) -> Vec<ReplicaLog> {
+        let logs = self.logs();
+        let mut all: Vec<_> = logs.iter().flat_map(NodeLog::replicas).collect();
+        all.sort_by_key(ReplicaLog::replica);
+        all
+    }
+
+    /// The replicas that damage took frames of.
+    #[must_use]
+    pub fn quarantined(&self) -> Vec<Quarantined> {
+        self.logs().iter().flat_map(NodeLog::quarantined).collect()
+    }
+
+    /// The log of a replica.
+    ///
+    /// # Errors
+    /// As [`NodeLog::replica`].
+    pub fn replica(&self, id: ReplicaId) -> Result<ReplicaLog, StoreError> {
+        let mut answer = Err(StoreError::Unknown { replica: id });
+        for log in self.logs() {
+            match log.replica(id) {
+                Err(StoreError::Unknown { .. }) => {}
+                found => answer = found,
+            }
+            if answer.is_ok() {
+                break;
+            }
+        }
+        answer
+    }
+
+    /// Adds a replica without entries and without a vote, which has its home on this disk, counted
+    /// from 0. It is durable when this returns. One call at a time for an id. In layout [`Private`](Layout::Private) this opens a
+    /// log, and blocks on that.
+    ///
+    /// # Errors
+    /// As [`NodeLog::create`]; [`StoreError::Options`] where there is no such disk.
+    pub async fn create(&self, group: GroupId, id: ReplicaId, disk: usize) -> Result<ReplicaLog, StoreError> {
+        if disk >= self.options.disks.len() {
+            return Err(StoreError::Options {
+                option: "disk",
+                problem: format!("there are {} disks, and no disk {disk}", self.options.disks.len()),
+            });
+        }
+        match self.replica(id) {
+            Err(StoreError::Unknown { .. }) => {}
+            Err(error) => return Err(error),
+            Ok(_) => return Err(StoreError::Exists { group, replica: id }),
+        }
+        let place = match self.options.layout {
+            Layout::Shared => Place::FIRST,
+            Layout::PerDisk => Place { disk, replica: None },
+            Layout::Private => Place {
+                disk,
+                replica: Some(id),
+            },
+        };
+        let log = self.log_at(place)?;
+        log.create(group, id).await
+    }
+
+    fn log_at(&self, place: Place) -> Result<NodeLog, StoreError> {
+        let mut logs = self.logs.lock();
+        if let Some(log) = logs.get(&place) {
+            return Ok(log.clone());
+        }
+        let log = self.open_log(place)?;
+        if self.withheld.lock().contains(&place.disk) {
+            log.withhold_room(true);
+        }
+        (self.opened)(&log);
+        logs.insert(place, log.clone());
+        drop(logs);
+        self.share_limits();
+        Ok(log)
+    }
+
+    /// Removes a replica for good, also one that was never here: it leaves a tombstone, which is
+    /// durable when this returns. A log of its own is closed and removed, and this blocks on that.
+    ///
+    /// # Errors
+    /// The log's.
+    pub async fn remove(&self, group: GroupId, replica: ReplicaId) -> Result<(), StoreError> {
+        // First the one that lasts: without it, a replica whose log is gone would be unknown.
+        let first = self.log_at(Place::FIRST)?;
+        first.remove(group, replica).await?;
+        let others: Vec<_> = {
+            let logs = self.logs.lock();
+            let others = logs.iter().filter(|(place, _)| **place != Place::FIRST);
+            others.map(|(place, log)| (*place, log.clone())).collect()
+        };
+        for (place, log) in others {
+            if place.replica == Some(replica) {
+                self.logs.lock().remove(&place);
+                self.share_limits();
+                log.close()?;
+                self.remove_dir(place)?;
+            } else if place.replica.is_none() && log.knows(replica) {
+                log.remove(group, replica).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes all logs. Blocks.
+    ///
+    /// # Errors
+    /// The first error of a log; the others are closed all the same.
+    pub fn close(self) -> Result<(), StoreError> {
+        let logs = self.logs.into_inner();
+        let answers: Vec<_> = logs.into_values().map(NodeLog::close).collect();
+        answers.into_iter().collect()
+    }
+}
+
+fn io(op: &'static str, path: &Path, error: std::io::Error) -> StoreError {
+    StoreError::Log(LogError::Io {
+        op,
+        path: path.to_owned(),
+        source: Arc::new(error),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use collie_log::{LogOptions, RingMode};
+
+    #[tokio::test]
+    async fn private_logs_of_a_disk_share_its_limit_and_threads() {
+        const LIMIT: u64 = 256 << 20;
+        let dir = tempfile::tempdir().unwrap();
+        let small = NodeLogOptions {
+            log: LogOptions {
+                ring: RingMode::Private,
+                ring_bytes: 64 << 10,
+                segment_bytes: 64 << 10,
+                reserve_bytes: Some(0),
+                ..LogOptions::default()
+            },
+            log_limit: Some(LIMIT),
+            ..NodeLogOptions::default()
+        };
+        let options = NodeStoreOptions {
+            disks: vec![dir.path().to_owned()],
+            layout: Layout::Private,
+            shared: small.clone(),
+            private: small,
+            ..NodeStoreOptions::default()
+        };
+        let handle = tokio::runtime::Handle::current();
+        let run = move |log: &NodeLog| drop(handle.spawn(log.run()));
+        let store = NodeStore::open(options, Box::new(run)).unwrap();
+        for replica in 1..=4 {
+            store.create(replica, replica, 0).await.unwrap();
+        }
+        let limits = || {
+            let logs = store.logs().into_iter().skip(1);
+            logs.map(|log| log.stats().limit).collect::<Vec<_>>()
+        };
+        assert_eq!(limits(), [LIMIT / 4; 4]);
+        let logs = store.logs();
+        let private = logs.iter().skip(1);
+        assert!(private.clone().all(|log| log.shared.options.log.set.is_some()));
+        store.remove(1, 1).await.unwrap();
+        store.remove(2, 2).await.unwrap();
+        assert_eq!(limits(), [LIMIT / 2; 2]);
+    }
+}

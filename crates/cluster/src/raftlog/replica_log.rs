@@ -1,0 +1,653 @@
+//! The log of one replica.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use collie_log::{Level, LogError, Lsn, Span};
+
+use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
+use crate::raftlog::error::StoreError;
+use crate::raftlog::frames::{ENTRIES_HEAD, ENTRY_HEAD, Entries, Frame, Payloads, PayloadsBuf};
+use crate::raftlog::index::Run;
+use crate::raftlog::limit::{Cuts, Holding};
+use crate::raftlog::node_log::{NodeLog, Shared};
+use crate::raftlog::replica::{Live, Replica};
+use crate::raftlog::room::Patience;
+use crate::raftlog::state::ReplicaState;
+
+/// An entry of a group's log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Which one.
+    pub id: EntryId,
+    /// What it holds.
+    pub payload: Arc<[u8]>,
+}
+
+/// Where a replica's log begins and ends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Bounds {
+    /// The last entry that was purged.
+    pub purged: Option<EntryId>,
+    /// The last entry, or the last purged one where there is none behind it.
+    pub last: Option<EntryId>,
+}
+
+/// The log of one replica: entries, and its vote. Clones are handles to the same log.
+///
+/// Its changes are appended in the order of the calls, and what becomes durable of them is a prefix
+/// of that order. The futures wait for room in the log, and for nothing else unless they say so.
+#[derive(Clone)]
+pub struct ReplicaLog {
+    log: Arc<Shared>,
+    replica: Arc<Replica>,
+    /// Until when appends wait for room on a full disk. Without it they do not.
+    pub(super) patience: Option<Patience>,
+}
+
+impl std::fmt::Debug for ReplicaLog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReplicaLog")
+            .field("identity", &self.replica.identity)
+            .field("stream", &self.replica.stream)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ReplicaLog {
+    pub(super) fn new(log: Arc<Shared>, replica: Arc<Replica>) -> Self {
+        Self {
+            log,
+            replica,
+            patience: None,
+        }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.log
+    }
+
+    /// The log that it is in.
+    pub(super) fn node_log(&self) -> NodeLog {
+        NodeLog {
+            shared: Arc::clone(&self.log),
+        }
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn replica(&self) -> ReplicaId {
+        self.replica.identity.replica
+    }
+
+    /// Its group.
+    #[must_use]
+    pub fn group(&self) -> GroupId {
+        self.replica.identity.group
+    }
+
+    /// The number of its stream in the log.
+    #[must_use]
+    pub fn stream(&self) -> u32 {
+        self.replica.stream
+    }
+
+    /// Its vote, which may not be durable yet if it is being saved.
+    #[must_use]
+    pub fn vote(&self) -> Option<Vote> {
+        self.replica.live.lock().state.vote
+    }
+
+    /// Where it begins and ends.
+    #[must_use]
+    pub fn bounds(&self) -> Bounds {
+        let live = self.replica.live.lock();
+        Bounds {
+            purged: live.state.purged,
+            last: live.state.last,
+        }
+    }
+
+    /// The last entry that is known to be committed, of those that are here.
+    #[must_use]
+    pub fn committed(&self) -> Option<EntryId> {
+        self.replica.live.lock().state.committed()
+    }
+
+    /// The last entry of each leader that has any here, in their order.
+    #[must_use]
+    pub fn last_of_leaders(&self) -> Vec<EntryId> {
+        let live = self.replica.live.lock();
+        let state = &live.state;
+        let mut ids: Vec<EntryId> = Vec::new();
+        for (index, leader) in state.index.leaders() {
+            if let Some(before) = ids.last_mut() {
+                before.index = index - 1;
+            }
+            ids.push(EntryId { leader, index });
+        }
+        if let (Some(id), Some(last)) = (ids.last_mut(), state.last) {
+            *id = last;
+        }
+        ids
+    }
+
+    /// The id of an entry that is here, or of the last that was purged.
+    #[must_use]
+    pub fn id(&self, index: u64) -> Option<EntryId> {
+        let live = self.replica.live.lock();
+        match live.state.purged {
+            Some(purged) if purged.index == index => Some(purged),
+            _ => live.state.id(index),
+        }
+    }
+
+    /// Whether an entry is here, or was until it was purged.
+    pub(crate) fn had(&self, id: EntryId) -> bool {
+        let live = self.replica.live.lock();
+        // What was purged is committed, so that no other has its index.
+        let purged = live.state.purged.is_some_and(|purged| id.index <= purged.index);
+        purged || live.state.id(id.index) == Some(id)
+    }
+
+    /// The index up to which entries are on the device; what was purged counts as if it were. It may
+    /// be lower for a moment when entries are appended anew. Does not block.
+    #[must_use]
+    pub fn durable_through(&self) -> Option<u64> {
+        // Before the state: a frame that is found there may have become durable since.
+        let durable = self.log.log.durable();
+        let live = self.replica.live.lock();
+        let here = live
+            .state
+            .index
+            .end_below(durable)
+            .and_then(|end| end.checked_sub(1));
+        here.max(live.state.purged.map(|purged| purged.index))
+    }
+
+    /// Blocks until an entry is on the device, whatever entries wait for; one that was purged is not
+    /// waited for.
+    ///
+    /// # Errors
+    /// The log's, and [`StoreError::Order`] where there is no such entry.
+    pub fn wait_durable(&self, index: u64) -> Result<(), StoreError> {
+        let end = {
+            let live = self.replica.live.lock();
+            if live.state.purged.is_some_and(|purged| index <= purged.index) {
+                return Ok(());
+            }
+            let run = live.state.index.run_of(index);
+            let run = run.ok_or_else(|| self.order(format!("entry {index} is not in the log")))?;
+            run.lsn + u64::from(run.bytes)
+        };
+        self.log.log.wait(end, Level::Disk)?;
+        Ok(())
+    }
+
+    /// Saves the vote. It is on the device when this returns, whatever entries wait for.
+    ///
+    /// # Errors
+    /// The log's, and [`StoreError::Removed`].
+    pub async fn save_vote(&self, vote: Vote) -> Result<(), StoreError> {
+        let span = self.append_saying(|_| Ok(Some(Frame::Vote(vote)))).await?;
+        if let Some(span) = span {
+            self.log.log.wait_async(span.end, Level::Disk).await?;
+        }
+        Ok(())
+    }
+
+    /// Appends entries, each behind the one before. They can be read when this returns, and `done`
+    /// is called once they are on the device, by the task that runs
+    /// [`NodeLog::run`](crate::NodeLog::run). If this fails, `done` is dropped, and some of the
+    /// entries may have been appended.
+    ///
+    /// # Errors
+    /// [`StoreError::Order`], [`StoreError::Removed`], and the log's.
+    pub async fn append(
+        &self,
+        entries: Vec<Entry>,
+        done: impl FnOnce(Result<(), StoreError>) + Send + 'static,
+    ) -> Result<(), StoreError> {
+        let mut end = None;
+        let mut rest = entries.as_slice();
+        while let Some(first) = rest.first() {
+            let (now, later) = rest.split_at(one_frame(rest, self.log.frame_bytes()));
+            rest = later;
+            let mut payloads = PayloadsBuf::default();
+            now.iter().for_each(|entry| payloads.push(&entry.payload));
+            let payloads = payloads.payloads();
+            let make = |state: &ReplicaState| {
+                self.check_follows(state, now)?;
+                Ok(Some(entries_frame(
+                    state,
+                    first.id.index,
+                    first.id.leader,
+                    payloads,
+                )))
+            };
+            let span = self
+                .append_with(make, |live, _| {
+                    live.committed_said = live.state.committed_index();
+                    for entry in now {
+                        live.cache.push(entry.id.index, Arc::clone(&entry.payload));
+                    }
+                })
+                .await?;
+            end = span.map(|span| span.end);
+        }
+        match end {
+            Some(end) => self.log.when_durable(end, Box::new(done)),
+            None => done(Ok(())),
+        }
+        self.replica.trim_cache(self.log.cache_cut());
+        Ok(())
+    }
+
+    fn check_follows(&self, state: &ReplicaState, entries: &[Entry]) -> Result<(), StoreError> {
+        let mut before = state.last.map(|last| last.index);
+        for entry in entries {
+            let index = entry.id.index;
+            if index == u64::MAX || before.is_some_and(|before| before + 1 != index) {
+                let last = before.map_or_else(|| "nothing".to_owned(), |last| format!("entry {last}"));
+                return Err(self.order(format!("entry {index} does not follow {last}")));
+            }
+            before = Some(index);
+        }
+        Ok(())
+    }
+
+    fn order(&self, problem: String) -> StoreError {
+        let replica = self.replica();
+        StoreError::Order { replica, problem }
+    }
+
+    /// Removes all entries behind `last`.
+    ///
+    /// # Errors
+    /// [`StoreError::Order`] where that would remove purged ones, [`StoreError::Removed`], and the
+    /// log's.
+    pub async fn truncate(&self, last: Option<EntryId>) -> Result<(), StoreError> {
+        let make = |state: &ReplicaState| {
+            let end = last.map_or(0, |last| last.index + 1);
+            if state.last.is_none_or(|id| id.index < end) {
+                return Ok(None);
+            }
+            if last.map(|id| id.index) < state.purged.map(|id| id.index) {
+                return Err(self.order("entries that were purged cannot be truncated".to_owned()));
+            }
+            Ok(Some(Frame::Truncate(last)))
+        };
+        let truncate = |live: &mut Live, _| live.cache.truncate(last.map_or(0, |last| last.index + 1));
+        self.append_with(make, truncate).await?;
+        Ok(())
+    }
+
+    /// Removes all entries up to `through`, of which there may be fewer. The log lets go of them
+    /// once that is durable.
+    ///
+    /// # Errors
+    /// [`StoreError::Removed`], and the log's.
+    pub async fn purge(&self, through: EntryId) -> Result<(), StoreError> {
+        self.append_purge(through).await?;
+        Ok(())
+    }
+
+    /// As [`ReplicaLog::purge`]. It is on the device when this returns.
+    ///
+    /// # Errors
+    /// As [`ReplicaLog::purge`].
+    pub async fn purge_durably(&self, through: EntryId) -> Result<(), StoreError> {
+        // Where it was purged before, that may not be durable yet.
+        let end = match self.append_purge(through).await? {
+            Some(span) => span.end,
+            None => self.log.log.appended(),
+        };
+        self.log.log.wait_async(end, Level::Disk).await?;
+        Ok(())
+    }
+
+    async fn append_purge(&self, through: EntryId) -> Result<Option<Span>, StoreError> {
+        self.append_saying(|state| {
+            let purged = state.purged.is_some_and(|purged| purged.index >= through.index);
+            Ok((!purged).then_some(Frame::Purge(through)))
+        })
+        .await
+    }
+
+    /// Notes what is committed. It becomes durable with the next entries, or with the next call of
+    /// [`NodeLog::maintain`](crate::NodeLog::maintain): it is a hint.
+    pub fn save_committed(&self, id: EntryId) {
+        let mut live = self.replica.live.lock();
+        let last = live.state.last.map(|last| last.index);
+        live.state.commit(last.map(|last| last.min(id.index)));
+    }
+
+    /// Appends what is committed, if no frame says so yet.
+    pub(super) async fn say_committed(&self) -> Result<(), StoreError> {
+        if self.replica.live.lock().has_said_committed() {
+            return Ok(());
+        }
+        let make = |state: &ReplicaState| {
+            let first = state.last.map_or(0, |last| last.index + 1);
+            // Of no entry.
+            let leader = LeaderId { term: 0, replica: 0 };
+            Ok(Some(entries_frame(state, first, leader, Payloads::NONE)))
+        };
+        let say = |live: &mut Live, _| live.committed_said = live.state.committed_index();
+        self.append_with(make, say).await?;
+        Ok(())
+    }
+
+    /// Appends anew what the replica's frames say, and its entries if wanted, so that the log can let
+    /// go of the old ones. Returns how many bytes that took. Reads entries from the device that are
+    /// not in memory, and blocks on that.
+    ///
+    /// # Errors
+    /// [`StoreError::Removed`], the log's, and those of [`ReplicaLog::read`].
+    pub async fn rewrite(&self, entries: bool) -> Result<u64, StoreError> {
+        let identity = self.replica.identity;
+        let say = |state: &ReplicaState| Ok(Some(Frame::State(state.as_frame(identity))));
+        let Some(said) = self.append_saying(say).await? else {
+            return Ok(0);
+        };
+        let mut bytes = said.end - said.start;
+        let runs: Vec<Run> = match entries {
+            true => self.replica.live.lock().state.index.runs_from(0).collect(),
+            false => Vec::new(),
+        };
+        for run in runs.into_iter().filter(|run| run.lsn < said.start) {
+            let read = self.read(run.first..run.end())?;
+            let Some(first) = read.first().filter(|_| read.len() == run.count as usize) else {
+                // Purged or truncated meanwhile.
+                continue;
+            };
+            let mut payloads = PayloadsBuf::default();
+            read.iter().for_each(|entry| payloads.push(&entry.payload));
+            let make = |state: &ReplicaState| {
+                // Not if other entries took their place, or some are gone.
+                let same = state.index.run_of(run.first) == Some(run);
+                let frame = || entries_frame(state, run.first, first.id.leader, payloads.payloads());
+                Ok(same.then(frame))
+            };
+            if let Some(span) = self.append_saying(make).await? {
+                bytes += span.end - span.start;
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Appends a frame that may let the log go of older ones, once it is durable.
+    async fn append_saying<'f>(
+        &self,
+        make: impl FnMut(&ReplicaState) -> Result<Option<Frame<'f>>, StoreError>,
+    ) -> Result<Option<Span>, StoreError> {
+        let mut oldest = 0;
+        let span = self
+            .append_with(make, |live, _| {
+                if let Some(purged) = live.state.purged {
+                    live.cache.drop_below(purged.index + 1);
+                }
+                oldest = live.state.oldest_needed();
+            })
+            .await?;
+        if let Some(span) = span {
+            let (log, replica) = (self.log.log.clone(), Arc::clone(&self.replica));
+            let pin = move |answer: Result<(), StoreError>| {
+                if answer.is_ok() {
+                    replica.pin(&log, oldest);
+                }
+            };
+            self.log.when_durable(span.end, Box::new(pin));
+        }
+        Ok(span)
+    }
+
+    /// Appends the frame that `make` makes of the state, if any, and changes the state by it; then
+    /// `applied` is called. All that under the replica's lock, which is not held while room is
+    /// awaited: `make` is called again then. Where the disk is full, nothing was appended.
+    async fn append_with<'f>(
+        &self,
+        mut make: impl FnMut(&ReplicaState) -> Result<Option<Frame<'f>>, StoreError>,
+        mut applied: impl FnMut(&mut Live, Span),
+    ) -> Result<Option<Span>, StoreError> {
+        let mut is_said = false;
+        loop {
+            let appended = {
+                let mut live = self.replica.live.lock();
+                let live = &mut *live;
+                if live.state.removed {
+                    let replica = self.replica();
+                    return Err(StoreError::Removed { replica });
+                }
+                let Some(frame) = make(&live.state)? else {
+                    return Ok(None);
+                };
+                let prev = live.state.last_frame;
+                frame.encode(prev, &mut live.payload);
+                match self.log.append(self.replica.stream, &frame, &live.payload) {
+                    Ok(span) => {
+                        live.state.apply(prev, &frame, span);
+                        debug_assert_eq!(live.state.contradiction, None);
+                        applied(live, span);
+                        return Ok(Some(span));
+                    }
+                    Err(LogError::WouldBlock) => Ok(live.payload.len()),
+                    Err(error) => Err(error),
+                }
+            };
+            let room = match appended {
+                Ok(len) => self.log.log.room(len).await,
+                Err(error) => Err(error),
+            };
+            match room {
+                Err(error @ LogError::StorageFull { .. }) => self.wait_for_room(error, &mut is_said).await?,
+                room => room?,
+            }
+        }
+    }
+
+    /// As [`ReplicaLog::read_up_to`], if all those entries are in memory. Does not block.
+    #[must_use]
+    pub fn read_cached(&self, range: Range<u64>, bytes: u64) -> Option<Vec<Entry>> {
+        let live = self.replica.live.lock();
+        let plan = Plan::of(&live, range, bytes);
+        plan.pieces.is_empty().then_some(plan.cached)
+    }
+
+    /// The entries of `range` that are there: as of one moment, and without a gap. Blocks on file I/O
+    /// for those that are not in memory.
+    ///
+    /// # Errors
+    /// The log's, and [`StoreError::Misplaced`].
+    pub fn read(&self, range: Range<u64>) -> Result<Vec<Entry>, StoreError> {
+        self.read_up_to(range, u64::MAX)
+    }
+
+    /// As [`ReplicaLog::read`], but only the first ones, whose frames have about `bytes` bytes; at
+    /// least one, if there is one.
+    ///
+    /// # Errors
+    /// As [`ReplicaLog::read`].
+    pub fn read_up_to(&self, range: Range<u64>, bytes: u64) -> Result<Vec<Entry>, StoreError> {
+        loop {
+            let plan = Plan::of(&self.replica.live.lock(), range.clone(), bytes);
+            let mut entries = Vec::new();
+            let mut gone = None;
+            for piece in &plan.pieces {
+                match self.read_piece(piece, &mut entries) {
+                    Err(StoreError::Log(error @ LogError::Missing { .. })) => {
+                        gone = Some((piece.range.start, error));
+                        break;
+                    }
+                    done => done?,
+                }
+            }
+            let Some((first, error)) = gone else {
+                entries.extend(plan.cached);
+                return Ok(entries);
+            };
+            // The log let go of them: they were purged since, or truncated, or stand elsewhere.
+            let same = Plan::of(&self.replica.live.lock(), first..first + 1, u64::MAX);
+            if same
+                .pieces
+                .first()
+                .is_some_and(|now| plan.pieces.iter().any(|piece| piece.lsn == now.lsn))
+            {
+                return Err(error.into());
+            }
+        }
+    }
+
+    fn read_piece(&self, piece: &Piece, to: &mut Vec<Entry>) -> Result<(), StoreError> {
+        let misplaced = |found: String| StoreError::Misplaced {
+            replica: self.replica(),
+            lsn: piece.lsn,
+            expected: format!("the entries {:?} of {}", piece.range, piece.leader),
+            found,
+        };
+        // A rewrite that is not durable yet, of entries that are not in memory.
+        if piece.frame_end > self.log.log.durable() {
+            self.log.log.wait(piece.frame_end, Level::Disk)?;
+        }
+        let frame = self.log.log.get(piece.lsn)?;
+        if frame.stream != self.replica.stream {
+            return Err(misplaced(format!("a frame of stream {}", frame.stream)));
+        }
+        let (lsn, stream) = (frame.start, frame.stream);
+        let decoded = Frame::decode(frame.kind, &frame.payload);
+        let (_, content) = decoded.map_err(|error| StoreError::Frame { lsn, stream, error })?;
+        let Frame::Entries(entries) = content else {
+            return Err(misplaced(format!("a frame of kind {}", frame.kind)));
+        };
+        let end = entries.first + u64::from(entries.payloads.count());
+        if entries.leader != piece.leader || entries.first > piece.range.start || end < piece.range.end {
+            let found = format!("the entries {:?} of {}", entries.first..end, entries.leader);
+            return Err(misplaced(found));
+        }
+        let skip = piece.range.start - entries.first;
+        let payloads = entries.payloads.iter().skip(skip as usize);
+        to.extend(piece.range.clone().zip(payloads).map(|(index, payload)| Entry {
+            id: EntryId {
+                leader: piece.leader,
+                index,
+            },
+            payload: payload.into(),
+        }));
+        Ok(())
+    }
+
+    /// What its live frames with entries take in the log, and from where on it holds the log.
+    pub(super) fn weight(&self) -> (u64, Lsn) {
+        let bytes = self.replica.live.lock().state.index.bytes();
+        (bytes, self.replica.pinned())
+    }
+
+    /// The last entries in frames below these cuts.
+    pub(super) fn entries_below(&self, cuts: Cuts) -> (Option<u64>, Option<u64>) {
+        let live = self.replica.live.lock();
+        let index = &live.state.index;
+        (index.last_below(cuts.soft), index.last_below(cuts.hard))
+    }
+
+    /// Wakes who purges the replica if it has entries in frames below.
+    pub(super) fn want_purge_below(&self, lsn: Lsn) {
+        let oldest = self.replica.live.lock().state.index.oldest_frame();
+        if oldest.is_some_and(|oldest| oldest < lsn) {
+            self.replica.wanted.notify_one();
+        }
+    }
+
+    /// Waits until entries are to be purged if that is possible.
+    pub(crate) async fn purge_wanted(&self) {
+        self.replica.wanted.notified().await;
+    }
+
+    /// Notes why the log has entries of the replica.
+    pub(crate) fn note_holding(&self, holding: Holding) {
+        self.replica.set_holding(holding);
+    }
+
+    /// Why the log has entries of the replica.
+    pub(crate) fn holding(&self) -> Holding {
+        self.replica.holding()
+    }
+
+    /// The oldest frame that says something else than entries.
+    pub(super) fn said_at(&self) -> Option<Lsn> {
+        self.replica.live.lock().state.said_at()
+    }
+}
+
+/// Where entries are to be had from: first some from the log, then some from memory.
+struct Plan {
+    pieces: Vec<Piece>,
+    cached: Vec<Entry>,
+}
+
+/// Entries that are in one frame.
+struct Piece {
+    lsn: Lsn,
+    frame_end: Lsn,
+    range: Range<u64>,
+    leader: LeaderId,
+}
+
+impl Plan {
+    fn of(live: &Live, range: Range<u64>, bytes: u64) -> Self {
+        let (mut pieces, mut cached, mut sum) = (Vec::new(), Vec::new(), 0);
+        let cached_from = live.cache.first().unwrap_or(u64::MAX);
+        for run in live.state.index.runs_from(range.start) {
+            let (first, end) = (run.first.max(range.start), run.end().min(range.end));
+            let Some(leader) = live.state.index.leader(run.first).filter(|_| first < end) else {
+                break;
+            };
+            if sum > 0 && sum + u64::from(run.bytes) > bytes {
+                break;
+            }
+            sum += u64::from(run.bytes);
+            let in_log = first..end.min(cached_from);
+            if !in_log.is_empty() {
+                pieces.push(Piece {
+                    lsn: run.lsn,
+                    frame_end: run.lsn + u64::from(run.bytes),
+                    range: in_log,
+                    leader,
+                });
+            }
+            cached.extend((first.max(cached_from)..end).filter_map(|index| {
+                Some(Entry {
+                    id: EntryId { leader, index },
+                    payload: Arc::clone(live.cache.get(index)?),
+                })
+            }));
+        }
+        Self { pieces, cached }
+    }
+}
+
+/// How many of these entries go into one frame: of one leader, and not too long.
+fn one_frame(entries: &[Entry], limit: usize) -> usize {
+    let mut bytes = ENTRIES_HEAD;
+    let fits = entries.iter().enumerate().take_while(|(n, entry)| {
+        bytes += ENTRY_HEAD + entry.payload.len();
+        let same = entries
+            .first()
+            .is_some_and(|first| first.id.leader == entry.id.leader);
+        *n == 0 || (same && bytes <= limit)
+    });
+    fits.count()
+}
+
+fn entries_frame<'f>(
+    state: &ReplicaState,
+    first: u64,
+    leader: LeaderId,
+    payloads: Payloads<'f>,
+) -> Frame<'f> {
+    Frame::Entries(Entries {
+        committed: state.committed_index(),
+        first,
+        leader,
+        payloads,
+    })
+}

@@ -1,0 +1,328 @@
+//! What is known of a replica. Recovery builds it from the frames of the stream, and an open log
+//! changes it by the same frames: there is one reading of them.
+
+use collie_log::{Lsn, Span};
+
+use crate::ids::{EntryId, GroupId, ReplicaId, Vote};
+use crate::raftlog::frames::{Entries, Frame, State};
+use crate::raftlog::index::{Index, Run};
+
+/// Whose stream it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) group: GroupId,
+    pub(super) replica: ReplicaId,
+    pub(super) generation: u32,
+}
+
+/// A replica as its frames say.
+#[derive(Debug, Default)]
+pub(super) struct ReplicaState {
+    pub(super) identity: Option<Identity>,
+    /// The frame that the next one names as its predecessor.
+    pub(super) last_frame: Lsn,
+    pub(super) vote: Option<Vote>,
+    /// The frame that says the vote; none where it is not known.
+    vote_at: Option<Lsn>,
+    pub(super) purged: Option<EntryId>,
+    /// The frame that says what is purged; none where it is not known.
+    purged_at: Option<Lsn>,
+    /// The state frame, until a durable directory names the stream.
+    named_at: Option<Lsn>,
+    /// The last entry, or what was purged where there is none.
+    pub(super) last: Option<EntryId>,
+    /// The index of the last entry that is known to be committed.
+    committed: Option<u64>,
+    pub(super) index: Index,
+    /// Whether every frame was read from the stream's first on.
+    from_birth: bool,
+    /// Whether `last` was said, or follows from what was said: not where frames are missing and
+    /// only some entries were met since.
+    last_is_known: bool,
+    /// The tombstone.
+    pub(super) removed: bool,
+    /// Everything of the stream below this LSN was read, or is known to be missing.
+    pub(super) proven: Lsn,
+    /// Where it began anew when frames were missing, or with the first frame that was read.
+    anew_at: Lsn,
+    /// What a frame says that cannot be.
+    pub(super) contradiction: Option<String>,
+}
+
+impl ReplicaState {
+    /// Takes the next frame of the stream, whose predecessor `prev` is. A first frame begins another
+    /// replica's stream: a crash may bring back segments that the log let go of, with frames of the
+    /// replica that had the number before. What contradicts the frames
+    /// before is kept in [`ReplicaState::contradiction`].
+    pub(super) fn apply(&mut self, prev: Lsn, frame: &Frame<'_>, span: Span) {
+        if prev != self.last_frame || self.anew_at == 0 {
+            self.forget(span.start);
+        }
+        if prev == 0
+            && let Frame::State(state) = frame
+        {
+            *self = Self {
+                anew_at: span.start,
+                // Otherwise its entries are in the log that it came from.
+                from_birth: state.last == state.purged,
+                ..Self::default()
+            };
+        }
+        self.last_frame = span.start;
+        self.proven = span.end;
+        if let Err(text) = self.take(frame, span)
+            && self.contradiction.is_none()
+        {
+            self.contradiction = Some(format!("the frame at LSN {} {text}", span.start));
+        }
+    }
+
+    /// A directory names the stream, and its last frame of those below `as_of`.
+    pub(super) fn list(&mut self, last_frame: Lsn, as_of: Lsn) {
+        if self.last_frame < last_frame {
+            self.forget(as_of);
+            self.last_frame = last_frame;
+        }
+        self.proven = self.proven.max(as_of);
+        self.named_at = None;
+    }
+
+    /// A durable directory at `at` names the stream.
+    pub(super) fn named(&mut self, at: Lsn) {
+        if self.named_at.is_some_and(|state| state < at) {
+            self.named_at = None;
+        }
+    }
+
+    /// Frames are missing here: what was known is of before them.
+    fn forget(&mut self, at: Lsn) {
+        *self = Self {
+            anew_at: at,
+            identity: self.identity,
+            named_at: self.named_at,
+            removed: self.removed,
+            contradiction: self.contradiction.take(),
+            ..Self::default()
+        };
+    }
+
+    fn take(&mut self, frame: &Frame<'_>, span: Span) -> Result<(), String> {
+        match frame {
+            Frame::Entries(entries) => self.take_entries(entries, span)?,
+            Frame::Vote(vote) => {
+                self.vote = Some(*vote);
+                self.vote_at = Some(span.start);
+            }
+            Frame::Truncate(last) => self.truncate(*last)?,
+            Frame::Purge(purged) => {
+                self.purge(*purged);
+                self.purged_at = Some(span.start);
+            }
+            Frame::State(state) => self.take_state(state, span)?,
+            Frame::Tombstone(tombstone) => {
+                self.check_identity(tombstone.group, tombstone.replica)?;
+                self.removed = true;
+            }
+            Frame::Directory(_) => return Err("is a directory, which only stream 0 has".to_owned()),
+        }
+        Ok(())
+    }
+
+    fn take_entries(&mut self, entries: &Entries<'_>, span: Span) -> Result<(), String> {
+        let count = entries.payloads.count();
+        if count > 0 {
+            let run = Run {
+                first: entries.first,
+                lsn: span.start,
+                count,
+                bytes: u32::try_from(span.end - span.start).unwrap_or(u32::MAX),
+            };
+            let next = self.last.map(|last| last.index + 1);
+            match next {
+                // Again, at another place.
+                Some(next) if run.end() <= next => {
+                    let mut known = (run.first..run.end()).filter_map(|at| self.index.leader(at));
+                    if let Some(other) = known.find(|leader| *leader != entries.leader) {
+                        return Err(format!("has entries of {} as if of {}", other, entries.leader));
+                    }
+                }
+                Some(next) if run.first != next && self.last_is_known => {
+                    return Err(format!(
+                        "has the entries {} to {}, where {next} comes next",
+                        run.first,
+                        run.end() - 1
+                    ));
+                }
+                _ => {
+                    self.last = Some(EntryId {
+                        leader: entries.leader,
+                        index: run.end() - 1,
+                    });
+                }
+            }
+            self.index.put(run, entries.leader);
+            if let Some(purged) = self.purged.filter(|purged| run.first <= purged.index) {
+                self.index.purge(purged.index + 1);
+            }
+        }
+        self.commit(entries.committed);
+        Ok(())
+    }
+
+    /// Notes what is committed; it never goes back.
+    pub(super) fn commit(&mut self, index: Option<u64>) {
+        self.committed = self.committed.max(index);
+    }
+
+    fn truncate(&mut self, last: Option<EntryId>) -> Result<(), String> {
+        if last.map(|id| id.index) < self.purged.map(|id| id.index) {
+            return Err("cuts off entries that were purged".to_owned());
+        }
+        self.index.truncate(last.map_or(0, |id| id.index + 1));
+        self.last = last;
+        self.last_is_known = true;
+        Ok(())
+    }
+
+    fn purge(&mut self, purged: EntryId) {
+        if self.purged.is_none_or(|before| before.index < purged.index) {
+            self.purged = Some(purged);
+        }
+        self.index.purge(purged.index + 1);
+        if self.last.is_none_or(|last| last.index < purged.index) {
+            self.last = Some(purged);
+        }
+    }
+
+    fn take_state(&mut self, state: &State, span: Span) -> Result<(), String> {
+        self.check_identity(state.group, state.replica)?;
+        if let Some(identity) = &mut self.identity {
+            identity.generation = state.generation;
+        }
+        if self.last_is_known && self.last != state.last {
+            return Err(format!(
+                "says that the last entry is {}, not {}",
+                said(state.last),
+                said(self.last)
+            ));
+        }
+        // Where frames are missing it says what they said.
+        self.last = state.last;
+        self.last_is_known = true;
+        if let Some(purged) = state.purged {
+            self.purge(purged);
+        }
+        self.vote = state.vote;
+        self.commit(state.committed.map(|id| id.index));
+        self.vote_at = Some(span.start);
+        self.purged_at = Some(span.start);
+        self.named_at = Some(span.start);
+        Ok(())
+    }
+
+    fn check_identity(&mut self, group: GroupId, replica: ReplicaId) -> Result<(), String> {
+        let found = Identity {
+            group,
+            replica,
+            generation: 0,
+        };
+        let known = *self.identity.get_or_insert(found);
+        if (known.group, known.replica) == (group, replica) {
+            return Ok(());
+        }
+        Err(format!(
+            "is of replica {replica} of group {group}, not of replica {} of group {}",
+            known.replica, known.group
+        ))
+    }
+
+    /// The last entry that is known to be committed, of those that are here.
+    pub(super) fn committed(&self) -> Option<EntryId> {
+        let index = self.committed?.min(self.last?.index);
+        match self.purged {
+            Some(purged) if index <= purged.index => Some(purged),
+            _ => self.id(index),
+        }
+    }
+
+    /// The index of the last entry that is known to be committed.
+    pub(super) fn committed_index(&self) -> Option<u64> {
+        self.committed
+    }
+
+    /// An entry that is here.
+    pub(super) fn id(&self, index: u64) -> Option<EntryId> {
+        let leader = self.index.leader(index)?;
+        Some(EntryId { leader, index })
+    }
+
+    /// What a state frame says of it now.
+    pub(super) fn as_frame(&self, identity: Identity) -> State {
+        State {
+            group: identity.group,
+            replica: identity.replica,
+            generation: identity.generation,
+            from_log: [0; 16],
+            last: self.last,
+            purged: self.purged,
+            committed: self.committed(),
+            vote: self.vote,
+        }
+    }
+
+    /// The oldest frame that must stay in the log.
+    pub(super) fn oldest_needed(&self) -> Lsn {
+        let said = [self.said_at(), self.index.oldest_frame()];
+        said.into_iter().flatten().min().unwrap_or(self.last_frame)
+    }
+
+    /// The oldest frame that must stay in the log once a directory names the stream that is appended
+    /// now.
+    pub(super) fn oldest_needed_once_named(&self) -> Lsn {
+        let needed = [self.vote_at, self.purged_at, self.index.oldest_frame()];
+        needed.into_iter().flatten().min().unwrap_or(self.last_frame)
+    }
+
+    /// The oldest frame that says something else than entries and that must stay in the log.
+    pub(super) fn said_at(&self) -> Option<Lsn> {
+        let said = [self.vote_at, self.purged_at, self.named_at];
+        said.into_iter().flatten().min()
+    }
+
+    /// What is missing of it, if anything is.
+    pub(super) fn missing(&self) -> Option<String> {
+        if let Some(text) = &self.contradiction {
+            return Some(text.clone());
+        }
+        if self.identity.is_none() {
+            return Some("no frame says whose it is".to_owned());
+        }
+        let what = self.missing_frames()?;
+        Some(format!("{what}, in what is read from LSN {} on", self.anew_at))
+    }
+
+    fn missing_frames(&self) -> Option<String> {
+        if self.vote_at.is_none() {
+            return Some("no frame says its vote".to_owned());
+        }
+        if self.purged_at.is_none() {
+            return Some("no frame says what was purged".to_owned());
+        }
+        let end = self.last.map_or(0, |last| last.index + 1);
+        let first = match self.purged {
+            Some(purged) if !self.from_birth => purged.index + 1,
+            // A log that was read whole begins where its first entry is.
+            _ => self.index.first().unwrap_or(end),
+        };
+        let begins = self.from_birth || self.purged.is_some() || first == 0;
+        if !begins || !self.index.covers(first, end) {
+            let last = end.saturating_sub(1);
+            return Some(format!("not all of the entries {first} to {last} are there"));
+        }
+        None
+    }
+}
+
+fn said(id: Option<EntryId>) -> String {
+    id.map_or_else(|| "none".to_owned(), |id| id.to_string())
+}

@@ -1,0 +1,206 @@
+//! Applying entries, each by one batch.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use collie_db::{Batch, Family};
+use serde::{Deserialize, Serialize};
+
+use crate::ids::EntryId;
+use crate::replica_store::effects::{self, Effect};
+use crate::replica_store::error::{FieldError, MachineError};
+use crate::replica_store::keys::{APPLIED, MEMBERSHIP, RECORDED, count_key, data_key, sequence_number};
+use crate::replica_store::meta::{encode_applied, encode_membership};
+use crate::replica_store::positions::Membership;
+use crate::replica_store::proposals::Verdict;
+use crate::replica_store::store::Machine;
+
+/// What an entry does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change<'a> {
+    /// Nothing: a leader begins.
+    Blank,
+    /// The members of the group are these, encoded by who proposed them.
+    Members(&'a [u8]),
+    /// Effects behind a header, if [`Proposals`](crate::replica_store::Proposals) takes them.
+    Effects(&'a [u8]),
+}
+
+/// What became of an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// It took effect.
+    Taken,
+    /// It has effects, which were not taken.
+    Skipped,
+}
+
+/// What applying goes on from.
+#[derive(Debug, Default)]
+pub(super) struct Applying {
+    /// As the tables have it.
+    pub(super) recorded: Option<Vec<u8>>,
+    /// How many keys slots have, as far as that was asked for: at most one number for each slot.
+    pub(super) counts: BTreeMap<u16, u64>,
+}
+
+/// Whether a call may wait for background work, and read from tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Patience {
+    /// It may.
+    Waits,
+    /// It says [`collie_db::Error::Stalled`] instead.
+    Never,
+}
+
+impl Machine {
+    /// Applies an entry: its effects and its id, all at once. It is visible to reads when this
+    /// returns. The entry is in the replica's log. Waits where flushes lag behind, and so for the
+    /// log's device, and reads from tables: not for threads of a runtime.
+    ///
+    /// # Errors
+    /// [`MachineError::Order`] where the entry is not behind the last one; [`MachineError::Entry`]; the
+    /// store's. Nothing was applied. That no entry is left out is the caller's to see to.
+    pub fn apply(&self, id: EntryId, change: Change<'_>) -> Result<Outcome, MachineError> {
+        self.apply_by(&mut self.0.applying.lock(), id, change, Patience::Waits)
+    }
+
+    /// As [`apply`](Self::apply), for a thread of a runtime: applies nothing, and returns none, where
+    /// that would wait for anything or read from tables.
+    ///
+    /// # Errors
+    /// As `apply`.
+    pub fn try_apply(&self, id: EntryId, change: Change<'_>) -> Result<Option<Outcome>, MachineError> {
+        let Some(mut applying) = self.0.applying.try_lock() else {
+            return Ok(None);
+        };
+        match self.apply_by(&mut applying, id, change, Patience::Never) {
+            Ok(outcome) => Ok(Some(outcome)),
+            Err(MachineError::Db(collie_db::Error::Stalled)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn apply_by(
+        &self,
+        applying: &mut Applying,
+        id: EntryId,
+        change: Change<'_>,
+        patience: Patience,
+    ) -> Result<Outcome, MachineError> {
+        let inner = &*self.0;
+        if let Some(last) = self.applied().filter(|last| last.index >= id.index) {
+            return Err(MachineError::Order {
+                id,
+                last: last.to_string(),
+            });
+        }
+        let seq = sequence_number(self.replica(), id.index)?;
+        let mut commit = Commit {
+            id,
+            family: inner.db.default_family(),
+            batch: Batch::new(),
+        };
+        let mut membership = None;
+        let mut record = None;
+        let mut counts = Vec::new();
+        let mut outcome = Outcome::Taken;
+        match change {
+            Change::Blank => {}
+            Change::Members(members) => {
+                let members = Arc::from(members);
+                let new = membership.insert(Membership { id, members });
+                commit.put(MEMBERSHIP, encode_membership(new))?;
+            }
+            Change::Effects(payload) => {
+                let judged = inner
+                    .options
+                    .proposals
+                    .judge(applying.recorded.as_deref(), id, payload);
+                match judged.map_err(|found| commit.refused(found))? {
+                    Verdict::Take { effects, record: new } => {
+                        counts = commit.effects(effects, |slot| match applying.counts.get(&slot) {
+                            Some(count) => Ok(*count),
+                            None if patience == Patience::Waits => self.keys_in_slot(slot),
+                            None => Err(collie_db::Error::Stalled.into()),
+                        })?;
+                        commit.put(RECORDED, &new)?;
+                        record = Some(new);
+                    }
+                    Verdict::Skip => outcome = Outcome::Skipped,
+                }
+            }
+        }
+        // In the same batch: what the tables call applied is what they hold.
+        commit.put(APPLIED, encode_applied(id))?;
+        inner.journal.positions().announce(id, membership.as_ref());
+        match patience {
+            Patience::Waits => inner.db.apply(&commit.batch, seq)?,
+            Patience::Never => inner.db.try_apply(&commit.batch, seq)?,
+        }
+        inner.journal.positions().applied(id);
+        if record.is_some() {
+            applying.recorded = record;
+        }
+        applying.counts.extend(counts);
+        Ok(outcome)
+    }
+}
+
+/// The batch of an entry.
+struct Commit {
+    id: EntryId,
+    family: Family,
+    batch: Batch,
+}
+
+impl Commit {
+    fn put(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<(), MachineError> {
+        Ok(self.batch.put(&self.family, key, value)?)
+    }
+
+    fn refused(&self, found: String) -> MachineError {
+        self.wrong(FieldError {
+            at: 0,
+            expected: "the header of a proposal",
+            found,
+        })
+    }
+
+    fn wrong(&self, error: FieldError) -> MachineError {
+        MachineError::Entry { id: self.id, error }
+    }
+
+    /// Adds effects. Returns how many keys slots have with them, where that has changed; `count` is how
+    /// many they have had.
+    fn effects(
+        &mut self,
+        bytes: &[u8],
+        count: impl Fn(u16) -> Result<u64, MachineError>,
+    ) -> Result<Vec<(u16, u64)>, MachineError> {
+        let effects = effects::decode(bytes).map_err(|error| self.wrong(error))?;
+        let mut deltas = BTreeMap::<u16, i64>::new();
+        for effect in effects {
+            match effect {
+                Effect::Put { slot, key, value } => self.put(data_key(slot, key), value)?,
+                Effect::Delete { slot, key } => self.batch.delete(&self.family, data_key(slot, key))?,
+                Effect::Count { slot, delta } => {
+                    let sum = deltas.entry(slot).or_default();
+                    *sum = sum.saturating_add(delta);
+                }
+            }
+        }
+        let mut counts = Vec::with_capacity(deltas.len());
+        for (slot, delta) in deltas {
+            let before = count(slot)?;
+            let after = before.checked_add_signed(delta).unwrap_or_else(|| {
+                // The same on all replicas. The data is right, so the group goes on.
+                tracing::error!(id = %self.id, slot, before, delta, "a slot has less than no keys");
+                0
+            });
+            self.put(count_key(slot), after.to_le_bytes())?;
+            counts.push((slot, after));
+        }
+        Ok(counts)
+    }
+}

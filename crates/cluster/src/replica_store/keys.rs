@@ -1,0 +1,107 @@
+//! The keys of a replica's store, and the sequence numbers of its commits.
+
+use collie_log::Lsn;
+
+use crate::ids::ReplicaId;
+use crate::replica_store::error::MachineError;
+
+/// Slots of a cluster; a key is in one of them.
+pub const SLOTS: u16 = 16_384;
+
+/// What is not data begins with this.
+const META: u8 = 0;
+/// Data begins with this.
+const DATA: u8 = 1;
+/// What stands before a key of the data.
+pub(super) const DATA_HEAD: usize = 3;
+
+/// The id of the last entry that was applied.
+pub(super) const APPLIED: [u8; 2] = [META, b'a'];
+/// The members of the group, and the entry that said so.
+pub(super) const MEMBERSHIP: [u8; 2] = [META, b'm'];
+/// What [`Proposals`](crate::replica_store::Proposals) records.
+pub(super) const RECORDED: [u8; 2] = [META, b'p'];
+
+/// Sequence numbers begin here: `collie-db` takes none below.
+const FIRST: Lsn = 1 << 32;
+/// Sequence numbers of an entry, as a power of two: its own, and local marks behind it.
+const PER_ENTRY: u32 = 16;
+/// `collie-db` takes no sequence number from here on.
+const END: Lsn = 1 << 62;
+/// The last index that has sequence numbers.
+const LAST_INDEX: u64 = ((END - FIRST) >> PER_ENTRY) - 1;
+
+/// Where a key of the data is.
+#[must_use]
+pub fn data_key(slot: u16, key: &[u8]) -> Vec<u8> {
+    let mut full = Vec::with_capacity(DATA_HEAD + key.len());
+    full.push(DATA);
+    full.extend_from_slice(&slot.to_be_bytes());
+    full.extend_from_slice(key);
+    full
+}
+
+/// The slot and the key of what [`data_key`] made.
+pub(super) fn of_data_key(full: &[u8]) -> Option<(u16, &[u8])> {
+    let (head, key) = full.split_first_chunk::<DATA_HEAD>()?;
+    let [DATA, high, low] = *head else { return None };
+    Some((u16::from_be_bytes([high, low]), key))
+}
+
+/// Where the number of keys in a slot is.
+pub(super) fn count_key(slot: u16) -> [u8; 4] {
+    let [high, low] = slot.to_be_bytes();
+    [META, b'c', high, low]
+}
+
+/// The sequence number of an entry's commit, on every replica the same.
+///
+/// # Errors
+/// [`MachineError::Apart`] for an index that has none, 2⁴⁶ or more.
+pub fn sequence_number(replica: ReplicaId, index: u64) -> Result<Lsn, MachineError> {
+    if index > LAST_INDEX {
+        return Err(MachineError::Apart {
+            replica,
+            problem: format!("entry {index} has no sequence number; the last that has is {LAST_INDEX}"),
+        });
+    }
+    Ok(FIRST + (index << PER_ENTRY))
+}
+
+/// The entry of a sequence number; none below the first.
+pub(super) fn index_of(seq: Lsn) -> Option<u64> {
+    seq.checked_sub(FIRST).map(|behind| behind >> PER_ENTRY)
+}
+
+/// The last sequence number of an entry; of an index that has none, the last of all.
+pub(super) fn last_of(index: u64) -> Lsn {
+    FIRST + ((index.min(LAST_INDEX) + 1) << PER_ENTRY) - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_entry_has_numbers_of_its_own() {
+        for index in [0, 1, 77, LAST_INDEX] {
+            let seq = sequence_number(1, index).unwrap();
+            assert!((FIRST..END).contains(&seq));
+            assert_eq!(index_of(seq), Some(index));
+            assert_eq!(index_of(last_of(index)), Some(index));
+            assert_eq!(last_of(index) - seq, (1 << PER_ENTRY) - 1);
+        }
+        assert_eq!(index_of(FIRST - 1), None);
+        assert!(sequence_number(1, LAST_INDEX + 1).is_err());
+        assert_eq!(last_of(u64::MAX), last_of(LAST_INDEX));
+    }
+
+    #[test]
+    fn keys_of_different_things_differ() {
+        assert!(data_key(0, b"")[..] > count_key(SLOTS)[..]);
+        assert!(data_key(255, b"\xff") < data_key(256, b""));
+        assert_eq!(of_data_key(&data_key(258, b"key")), Some((258, &b"key"[..])));
+        assert_eq!(of_data_key(&data_key(258, b"key")[..2]), None);
+        assert_eq!(of_data_key(&count_key(258)), None);
+    }
+}

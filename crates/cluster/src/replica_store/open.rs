@@ -1,0 +1,144 @@
+//! Opening a state machine: what its tables hold, and whether the log goes with them.
+
+use std::path::Path;
+
+use collie_db::{Db, Journal};
+use collie_io::Device;
+use parking_lot::Mutex;
+
+use crate::raftlog::ReplicaLog;
+use crate::replica_store::adopt::Unsettled;
+use crate::replica_store::apply::Applying;
+use crate::replica_store::error::MachineError;
+use crate::replica_store::journal::LogJournal;
+use crate::replica_store::keys::{APPLIED, MEMBERSHIP, RECORDED, index_of};
+use crate::replica_store::meta::{decode_applied, decode_membership};
+use crate::replica_store::positions::Position;
+use crate::replica_store::staging;
+use crate::replica_store::store::{Inner, Machine, MachineOptions, staged, transfers};
+
+impl Machine {
+    /// Opens the state machine in `dir` of the replica whose log this is, or makes an empty one. It
+    /// is at what its tables hold: entries behind are to be applied again, from the log.
+    ///
+    /// # Errors
+    /// The store's; [`MachineError::Meta`]; [`MachineError::Apart`] where the log lacks entries that
+    /// the tables have or need. [`MachineError::Io`] where leftovers of transfers cannot be removed.
+    pub fn open(
+        dir: impl AsRef<Path>,
+        log: ReplicaLog,
+        options: MachineOptions,
+    ) -> Result<Unsettled, MachineError> {
+        let dir = dir.as_ref();
+        let device = options.db.device.clone();
+        remove(&*device, &transfers(dir))?;
+        let journal = LogJournal::new(log.clone(), options.on_flush.clone());
+        let mut db = options.db.clone();
+        db.journal = Journal::External(journal.clone());
+        let (transfer, reserve) = (staged(dir), options.db.disk_reserve.clone());
+        let staged = staging::completed(&*device, &transfer)?;
+        // What is there and was not taken over. Before the store is opened, which may lack this room.
+        let relieve = || staging::relieve(&*device, &transfer, reserve.as_ref());
+        if staged.is_none() {
+            relieve();
+        }
+        let store = dir.join("store");
+        device
+            .create_dir_all(&store)
+            .map_err(|error| MachineError::io("create", &store, error))?;
+        let machine = Self(
+            Inner {
+                db: Db::open(&store, db)?,
+                log,
+                journal,
+                dir: dir.to_owned(),
+                options,
+                applying: Mutex::default(),
+            }
+            .into(),
+        );
+        let position = machine.load(&mut machine.0.applying.lock())?;
+        let gap = machine.check_log(position.as_ref(), staged.as_ref())?;
+        if !gap {
+            machine.tidy()?;
+            if staged.is_some() {
+                relieve();
+            }
+        }
+        Ok(Unsettled::new(machine, gap))
+    }
+
+    /// Reads from the tables how far they are, and goes on from there.
+    pub(super) fn load(&self, applying: &mut Applying) -> Result<Option<Position>, MachineError> {
+        let db = &self.0.db;
+        let applied = db.get(APPLIED)?;
+        let applied = applied.as_deref().map(decode_applied).transpose();
+        let applied = applied.map_err(|error| self.meta("the last entry that was applied", error))?;
+        let membership = db.get(MEMBERSHIP)?;
+        let membership = membership.as_deref().map(decode_membership).transpose();
+        let membership = membership.map_err(|error| self.meta("the members of the group", error))?;
+        // The sequence numbers say it too: two witnesses.
+        let flushed = index_of(db.flushed());
+        if applied.map(|id| id.index) != flushed {
+            return Err(self.apart(format!(
+                "its tables are flushed to entry {flushed:?}, and say {applied:?}"
+            )));
+        }
+        let position = applied.map(|applied| Position { applied, membership });
+        applying.recorded = db.get(RECORDED)?.map(|recorded| recorded.to_vec());
+        applying.counts.clear();
+        self.0.journal.positions().reset(position.as_ref());
+        Ok(position)
+    }
+
+    /// Whether the log has all that the tables lack. Where it ends before the tables, because a stop
+    /// came between their adoption and the purge, says so.
+    fn check_log(
+        &self,
+        position: Option<&Position>,
+        staged: Option<&Position>,
+    ) -> Result<bool, MachineError> {
+        let log = &self.0.log;
+        let bounds = log.bounds();
+        let applied = position.map(|position| position.applied);
+        let index = applied.map(|applied| applied.index);
+        if let Some(purged) = bounds.purged.filter(|purged| Some(purged.index) > index) {
+            return Err(self.apart(format!(
+                "its log was purged up to {purged}, and its tables end at {applied:?}"
+            )));
+        }
+        let Some(applied) = applied else {
+            return Ok(false);
+        };
+        if bounds.last.is_none_or(|last| last.index < applied.index) {
+            if staged != position {
+                return Err(self.apart(format!(
+                    "its log ends at {:?}, and its tables at {applied}, which it did not learn",
+                    bounds.last
+                )));
+            }
+            return Ok(true);
+        }
+        match log.id(applied.index).filter(|id| *id != applied) {
+            Some(other) => Err(self.apart(format!("its log has {other}, and its tables end at {applied}"))),
+            None => Ok(false),
+        }
+    }
+
+    fn apart(&self, problem: String) -> MachineError {
+        MachineError::Apart {
+            replica: self.replica(),
+            problem,
+        }
+    }
+}
+
+/// Removes a directory, if it is there.
+pub(super) fn remove(device: &dyn Device, dir: &Path) -> Result<(), MachineError> {
+    match device.remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(MachineError::io("remove", dir, error))
+        }
+        _ => Ok(()),
+    }
+}

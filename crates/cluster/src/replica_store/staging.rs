@@ -1,0 +1,560 @@
+//! Receiving a transfer: files that come in pieces, also after a stop, and are checked.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use collie_db::{DiskReserve, LentReserve};
+use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
+
+use crate::raftlog::disk;
+use crate::replica_store::description::{Described, Description};
+use crate::replica_store::error::MachineError;
+use crate::replica_store::positions::Position;
+use crate::replica_store::store::{Machine, staged};
+use crate::replica_store::transfer::{PIECE_BYTES, Transfer, checksum, list};
+
+/// The files, below the directory.
+const FILES: &str = "files";
+/// The description, once all files are there, checked and durable.
+const COMPLETE: &str = "COMPLETE";
+/// Until it is whole.
+const UNFINISHED: &str = "COMPLETE-new";
+
+/// A transfer that is being received. What came stays when this is dropped, and after a stop: the
+/// next one, also of another transfer, fetches only what is not there.
+#[derive(Debug)]
+pub struct Staging {
+    device: Arc<dyn Device>,
+    dir: PathBuf,
+    description: Description,
+    /// Per file, how much is there.
+    got: Vec<Got>,
+    /// Where it relieves a full disk: what may be lent to it.
+    reserve: Option<DiskReserve>,
+    /// From when the disk was full for it.
+    lent: Option<LentReserve>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Got {
+    bytes: u64,
+    /// All of it, and it was checked.
+    right: bool,
+}
+
+/// Beside its files, a transfer takes so many bytes at most: directories, and the description.
+const BESIDE_FILES: u64 = 1 << 20;
+
+/// What is to be fetched next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Missing {
+    /// The file, by its place in the description.
+    pub file: usize,
+    /// From where on.
+    pub offset: u64,
+}
+
+/// A transfer that is there, checked and durable.
+#[derive(Debug, Clone)]
+pub struct Staged {
+    pub(super) dir: PathBuf,
+    pub(super) description: Description,
+}
+
+impl Staged {
+    /// What it consists of.
+    #[must_use]
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+}
+
+impl Machine {
+    /// About as many bytes as a transfer has.
+    pub(crate) fn bytes(&self) -> u64 {
+        let stats = self.0.db.stats();
+        let families = stats.families.values();
+        families
+            .map(|family| family.table_bytes + (family.active_bytes + family.sealed_bytes))
+            .sum()
+    }
+
+    /// Whether tables of so many bytes have room on the disk, beside its own and with what came of them
+    /// before; a device that does not say has.
+    pub(crate) fn has_room_for(&self, bytes: u64) -> bool {
+        let room = disk(&*self.0.options.db.device, &self.0.dir);
+        room.is_none_or(|(_, free)| bytes <= free || bytes <= free.saturating_add(self.staged_bytes()))
+    }
+
+    /// What is there of a transfer, in bytes.
+    fn staged_bytes(&self) -> u64 {
+        let (device, files) = (&*self.0.options.db.device, self.staged().join(FILES));
+        let mut there = Vec::new();
+        // An error: nothing is.
+        _ = list(device, &files, "", &mut there);
+        let size = |name: &String| device.stat(&files.join(name)).map_or(0, |file| file.len);
+        there.iter().map(size).sum()
+    }
+
+    /// Whether tables of so many bytes relieve the disk when they take the place of its own, and have room
+    /// in what is kept back there.
+    pub(crate) fn is_relieved_by(&self, bytes: u64) -> bool {
+        let reserve = self.reserve_for(bytes);
+        reserve.is_some_and(|reserve| reserve.lend(bytes.saturating_add(BESIDE_FILES)).is_some())
+    }
+
+    /// What may be lent to tables of so many bytes that take the place of its own.
+    fn reserve_for(&self, bytes: u64) -> Option<DiskReserve> {
+        let stats = self.0.db.stats();
+        let own: u64 = stats.families.values().map(|family| family.table_bytes).sum();
+        let relieves = bytes.saturating_add(BESIDE_FILES) < own;
+        self.0.options.db.disk_reserve.clone().filter(|_| relieves)
+    }
+
+    /// Begins to receive a transfer, or goes on with it: files that are there are checked. A replica
+    /// receives one at a time.
+    ///
+    /// # Errors
+    /// [`MachineError::Order`] where the transfer has nothing that is not applied here,
+    /// [`MachineError::Description`] where it was not [decoded](Description::decode), and
+    /// [`MachineError::Io`].
+    pub fn stage(&self, description: Description) -> Result<Staging, MachineError> {
+        self.check_ahead(&description.position)?;
+        // As one that came over the wire.
+        let description = Description::decode(&description.encode())?;
+        let device = Arc::clone(&self.0.options.db.device);
+        let dir = staged(&self.0.dir);
+        let mut staging = Staging {
+            got: vec![Got::default(); description.files.len()],
+            device,
+            dir,
+            reserve: self.reserve_for(description.bytes()),
+            lent: None,
+            description,
+        };
+        staging.look()?;
+        Ok(staging)
+    }
+
+    /// Stages a transfer of a replica of this process.
+    ///
+    /// # Errors
+    /// As [`Machine::stage`], [`Staging::write`] and [`Staging::finish`].
+    pub fn fetch(&self, transfer: &Transfer) -> Result<Staged, MachineError> {
+        let mut staging = self.stage(transfer.description().clone())?;
+        while let Some(missing) = staging.missing() {
+            staging.write(missing, &transfer.read(missing.file, missing.offset)?)?;
+        }
+        staging.finish()
+    }
+
+    pub(super) fn check_ahead(&self, position: &Position) -> Result<(), MachineError> {
+        match self.applied() {
+            Some(applied) if applied.index >= position.applied.index => Err(MachineError::Order {
+                id: position.applied,
+                last: applied.to_string(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Staging {
+    /// Does a part of what relieves a full disk, in the room that is kept back for that if need be.
+    fn relieved<T>(
+        &mut self,
+        mut work: impl FnMut(&Self) -> Result<T, MachineError>,
+    ) -> Result<T, MachineError> {
+        let full = match work(self) {
+            Err(error) if error.is_no_room() => error,
+            done => return done,
+        };
+        if self.lent.is_none() {
+            let left = self.description.bytes() - self.bytes();
+            let reserve = self.reserve.as_ref();
+            self.lent = reserve.and_then(|reserve| reserve.lend(left + BESIDE_FILES));
+        }
+        match &self.lent {
+            Some(lent) => lent.relieve(MachineError::is_no_room, || work(self)),
+            None => Err(full),
+        }
+    }
+
+    /// Whether it has the room that is kept back on its disk. What came goes when it is dropped.
+    pub(crate) fn is_lent(&self) -> bool {
+        self.lent.is_some()
+    }
+
+    /// Removes what came.
+    pub(crate) fn give_up(mut self) {
+        self.remove();
+        self.lent = None;
+    }
+
+    fn remove(&mut self) {
+        match self.device.remove_dir_all(&self.dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(dir = %self.dir.display(), %error, "what came of a transfer stays, on a full disk");
+            }
+            _ => {}
+        }
+    }
+
+    /// Looks at what is there.
+    fn look(&mut self) -> Result<(), MachineError> {
+        let files = self.dir.join(FILES);
+        self.make_dir(&files)?;
+        // It speaks for other files.
+        for name in [COMPLETE, UNFINISHED] {
+            let path = self.dir.join(name);
+            match self.device.remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(MachineError::io("remove", &path, error));
+                }
+                _ => {}
+            }
+        }
+        self.sync_dir(&self.dir)?;
+        let mut there = Vec::new();
+        list(&*self.device, &files, "", &mut there)?;
+        let there: BTreeSet<_> = there.into_iter().collect();
+        let mut known = BTreeSet::new();
+        for (described, got) in self.description.files.iter().zip(&mut self.got) {
+            known.insert(described.name.as_str());
+            if !there.contains(&described.name) {
+                continue;
+            }
+            let path = files.join(described.path());
+            let (size, crc32c) = checksum(&*self.device, &path)?;
+            *got = match size {
+                _ if (size, crc32c) == (described.size, described.crc32c) => Got {
+                    bytes: size,
+                    right: true,
+                },
+                // A part. Whether it is right shows when all of it is there.
+                _ if size < described.size => Got {
+                    bytes: size,
+                    right: false,
+                },
+                _ => {
+                    remove_file(&*self.device, &path)?;
+                    Got::default()
+                }
+            };
+        }
+        for name in there.iter().filter(|name| !known.contains(name.as_str())) {
+            remove_file(&*self.device, &files.join(name))?;
+        }
+        Ok(())
+    }
+
+    /// What is to be fetched next; nothing where all of it is there.
+    #[must_use]
+    pub fn missing(&self) -> Option<Missing> {
+        let mut all = self.description.files.iter().zip(&self.got).enumerate();
+        all.find_map(|(file, (described, got))| {
+            let left = got.bytes < described.size || (described.size == 0 && !got.right);
+            left.then_some(Missing {
+                file,
+                offset: got.bytes,
+            })
+        })
+    }
+
+    /// How many bytes are there of each file, in the order of the description.
+    pub fn there(&self) -> impl Iterator<Item = u64> + '_ {
+        self.got.iter().map(|got| got.bytes)
+    }
+
+    /// How many bytes are there.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.got.iter().map(|got| got.bytes).sum()
+    }
+
+    /// Takes the next piece of a file.
+    ///
+    /// # Errors
+    /// [`MachineError::Piece`] where it is not the next one, or longer than what is missing or than
+    /// [`PIECE_BYTES`]; [`MachineError::Io`].
+    pub fn write(&mut self, at: Missing, bytes: &[u8]) -> Result<(), MachineError> {
+        let described = self.description.files.get(at.file);
+        let (Some(described), Some(got)) = (described, self.got.get(at.file)) else {
+            return Err(MachineError::Piece {
+                path: self.dir.clone(),
+                expected: 0,
+                found: format!("a piece of file {}", at.file),
+            });
+        };
+        let path = self.dir.join(FILES).join(described.path());
+        let room = described.size - got.bytes;
+        if at.offset != got.bytes || bytes.len() as u64 > room || bytes.len() > PIECE_BYTES {
+            return Err(MachineError::Piece {
+                path,
+                expected: got.bytes,
+                found: format!("{} bytes from {} on", bytes.len(), at.offset),
+            });
+        }
+        let is_empty = described.size == 0;
+        self.relieved(|staging| {
+            if let Some(parent) = path.parent() {
+                staging
+                    .device
+                    .create_dir_all(parent)
+                    .map_err(|error| MachineError::io("create", parent, error))?;
+            }
+            let opened = staging.device.open(&path, OpenMode::OpenOrCreate);
+            opened
+                .and_then(|file| write_all_at(&*file, bytes, at.offset))
+                .map_err(|error| MachineError::io("write", &path, error))
+        })?;
+        if let Some(got) = self.got.get_mut(at.file) {
+            got.bytes += bytes.len() as u64;
+            // A file of nothing has come with its only piece.
+            got.right = is_empty;
+        }
+        Ok(())
+    }
+
+    /// Checks all files, and makes them durable.
+    ///
+    /// # Errors
+    /// [`MachineError::Piece`] where some are missing; [`MachineError::Checksum`] where one is not as
+    /// described: it is [missing](Staging::missing) now; [`MachineError::Io`].
+    pub fn finish(&mut self) -> Result<Staged, MachineError> {
+        let files = self.dir.join(FILES);
+        if let Some(missing) = self.missing() {
+            return Err(MachineError::Piece {
+                path: files,
+                expected: missing.offset,
+                found: format!("the end, before file {} is there", missing.file),
+            });
+        }
+        let mut dirs = BTreeSet::from([files.clone()]);
+        for (described, got) in self.description.files.iter().zip(&mut self.got) {
+            let path = files.join(described.path());
+            if !got.right {
+                let (size, crc32c) = checksum(&*self.device, &path)?;
+                if (size, crc32c) != (described.size, described.crc32c) {
+                    remove_file(&*self.device, &path)?;
+                    *got = Got::default();
+                    return Err(MachineError::Checksum {
+                        path,
+                        expected: Described::said(described.size, described.crc32c),
+                        found: Described::said(size, crc32c),
+                    });
+                }
+                got.right = true;
+            }
+            sync_file(&*self.device, &path)?;
+            let above = path.ancestors().skip(1).take_while(|dir| *dir != self.dir);
+            dirs.extend(above.map(Path::to_owned));
+        }
+        for dir in dirs.iter().rev() {
+            self.sync_dir(dir)?;
+        }
+        self.relieved(Self::say_complete)?;
+        // What came is to stay.
+        self.lent = None;
+        Ok(Staged {
+            dir: self.dir.clone(),
+            description: self.description.clone(),
+        })
+    }
+
+    fn say_complete(&self) -> Result<(), MachineError> {
+        let (new, complete) = (self.dir.join(UNFINISHED), self.dir.join(COMPLETE));
+        let written = || {
+            let file = self.device.open(&new, OpenMode::OpenOrCreate)?;
+            file.set_len(0)?;
+            write_all_at(&*file, &self.description.encode(), 0)?;
+            file.sync_data()?;
+            self.device.rename(&new, &complete)?;
+            self.device.sync_dir(&self.dir)
+        };
+        written().map_err(|error| MachineError::io("write", &complete, error))
+    }
+
+    fn make_dir(&self, dir: &Path) -> Result<(), MachineError> {
+        self.device
+            .create_dir_all(dir)
+            .map_err(|error| MachineError::io("create", dir, error))
+    }
+
+    fn sync_dir(&self, dir: &Path) -> Result<(), MachineError> {
+        self.device
+            .sync_dir(dir)
+            .map_err(|error| MachineError::io("sync", dir, error))
+    }
+}
+
+impl Drop for Staging {
+    /// Half of a transfer would take the room of a full disk for good.
+    fn drop(&mut self) {
+        if self.lent.is_some() {
+            self.remove();
+        }
+    }
+}
+
+impl Staged {
+    /// The store that came.
+    pub(super) fn store(&self) -> PathBuf {
+        self.dir.join(FILES)
+    }
+}
+
+/// How far the tables of a transfer are that came completely; none where there is none.
+pub(super) fn completed(device: &dyn Device, dir: &Path) -> Result<Option<Position>, MachineError> {
+    let path = dir.join(COMPLETE);
+    let read = || {
+        let file = match device.open(&path, OpenMode::Read) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        let mut bytes = vec![0; usize::try_from(file.stat()?.len).unwrap_or(usize::MAX)];
+        read_exact_at(&*file, &mut bytes, 0)?;
+        Ok(Some(bytes))
+    };
+    let bytes = read().map_err(|error| MachineError::io("read", &path, error))?;
+    let description = bytes.map(|bytes| Description::decode(&bytes)).transpose()?;
+    Ok(description.map(|description| description.position))
+}
+
+/// Removes what came of a transfer that a stop has cut off, where the room that is kept back on the disk is
+/// not complete: until the next transfer it would not be.
+pub(super) fn relieve(device: &dyn Device, dir: &Path, reserve: Option<&DiskReserve>) {
+    let Some(reserve) = reserve.filter(|reserve| reserve.is_missing()) else {
+        return;
+    };
+    match device.remove_dir_all(dir) {
+        Ok(()) => tracing::info!(dir = %dir.display(), "a part of a transfer is removed from a full disk"),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return,
+        Err(error) => {
+            tracing::warn!(dir = %dir.display(), %error, "a part of a transfer stays, on a full disk");
+        }
+    }
+    reserve.fill();
+}
+
+fn sync_file(device: &dyn Device, path: &Path) -> Result<(), MachineError> {
+    device
+        .open(path, OpenMode::Read)
+        .and_then(|file| file.sync_data())
+        .map_err(|error| MachineError::io("sync", path, error))
+}
+
+fn remove_file(device: &dyn Device, path: &Path) -> Result<(), MachineError> {
+    device
+        .remove_file(path)
+        .map_err(|error| MachineError::io("remove", path, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{EntryId, LeaderId};
+    use collie_db::RoomUser;
+    use collie_sim::SimDevice;
+
+    struct NoLogs;
+
+    impl RoomUser for NoLogs {
+        fn withhold_room(&self, _: bool) {}
+
+        fn give_up_spares(&self) -> bool {
+            false
+        }
+    }
+
+    const SIZE: u64 = 512 << 10;
+
+    fn staging(device: &SimDevice, reserve: &DiskReserve, name: &str) -> Staging {
+        let leader = LeaderId { term: 1, replica: 1 };
+        let file = Described {
+            name: "file".to_owned(),
+            size: SIZE,
+            crc32c: crc32c::crc32c(&vec![7; SIZE as usize]),
+        };
+        let dir = Path::new("/disk").join(name);
+        device.create_dir_all(&dir).unwrap();
+        Staging {
+            device: Arc::new(device.clone()),
+            dir,
+            got: vec![Got::default()],
+            reserve: Some(reserve.clone()),
+            lent: None,
+            description: Description {
+                position: Position {
+                    applied: EntryId { leader, index: 9 },
+                    membership: None,
+                },
+                files: vec![file],
+            },
+        }
+    }
+
+    fn write(staging: &mut Staging, bytes: u64) -> Result<(), MachineError> {
+        let missing = staging.missing().unwrap();
+        staging.write(missing, &vec![7; bytes as usize])
+    }
+
+    /// It had no room, and another one at the same time would use up what it counts on.
+    #[test]
+    fn one_transfer_has_the_reserve_of_a_full_disk_and_half_of_one_does_not_stay() {
+        let device = SimDevice::new(1);
+        device.create_dir_all(Path::new("/disk")).unwrap();
+        let all: Arc<dyn Device> = Arc::new(device.clone());
+        let reserve = DiskReserve::new(all, "/disk/RESERVE".into(), 2 << 20, Arc::new(NoLogs));
+        reserve.fill();
+        let [mut one, mut other] = ["one", "other"].map(|name| staging(&device, &reserve, name));
+        device.limit_space(Some(0));
+        write(&mut one, SIZE / 2).unwrap();
+        reserve.fill();
+        assert!(one.is_lent() && reserve.is_missing());
+        let refused = write(&mut other, SIZE / 2).unwrap_err();
+        assert!(refused.is_no_room() && !other.is_lent(), "{refused}");
+        drop(one);
+        assert!(device.stat(Path::new("/disk/one")).is_err(), "half of it stays");
+        reserve.fill();
+        assert!(!reserve.is_missing());
+        // A whole one stays.
+        write(&mut other, SIZE).unwrap();
+        other.finish().unwrap();
+        drop(other);
+        assert!(device.stat(Path::new("/disk/other/COMPLETE")).is_ok());
+    }
+
+    #[test]
+    fn half_of_a_transfer_that_a_kill_leaves_goes_where_the_reserve_is_missing() {
+        let device = SimDevice::new(1);
+        device.create_dir_all(Path::new("/disk")).unwrap();
+        let all: Arc<dyn Device> = Arc::new(device.clone());
+        let reserve = DiskReserve::new(all, "/disk/RESERVE".into(), 2 << 20, Arc::new(NoLogs));
+        reserve.fill();
+        write(&mut staging(&device, &reserve, "one"), SIZE / 2).unwrap();
+        let dir = Path::new("/disk/one");
+        let there = || device.stat(&dir.join("files/file")).is_ok();
+        relieve(&device, dir, Some(&reserve));
+        assert!(there(), "there is room");
+        device.limit_space(Some(0));
+        // One that has come to nothing while the node runs.
+        let mut given_up = staging(&device, &reserve, "given-up");
+        given_up.reserve = None;
+        given_up.give_up();
+        assert!(device.stat(Path::new("/disk/given-up")).is_err());
+        let lent = reserve.lend(SIZE).unwrap();
+        let other = || -> Result<(), MachineError> {
+            let mut other = staging(&device, &reserve, "other");
+            other.reserve = None;
+            write(&mut other, SIZE / 4)
+        };
+        lent.relieve(MachineError::is_no_room, other).unwrap();
+        drop(lent);
+        reserve.fill();
+        assert!(reserve.is_missing());
+        relieve(&device, dir, Some(&reserve));
+        assert!(!there() && !reserve.is_missing(), "half of it stays");
+    }
+}

@@ -1,0 +1,225 @@
+//! Which nodes this one hears from.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::transport::wire::NodeId;
+
+/// A time this far off is not that of a node that may lead, and a clock that is stepped by more is not
+/// followed at once.
+pub const SKEW_MAX: Duration = Duration::from_millis(500);
+/// A change of the measured skew below this is not reported.
+const SKEW_STEP_MS: u64 = 100;
+
+/// All peers, as of the last change.
+pub type NodeStates = BTreeMap<NodeId, NodeState>;
+
+/// Whether a node answers. What counts are frames that it sends on the raft connection that this
+/// node has made, all of them answers: a node that can be heard but does not hear is not alive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Liveness {
+    /// It has answered within the last second.
+    Alive,
+    /// It is connected, and has been silent for too long.
+    Suspect {
+        /// Its last frame.
+        since: Instant,
+    },
+    /// It is not connected, and has been silent for too long, or was not heard of yet.
+    Unreachable {
+        /// Its last frame, or when it was added to the peers.
+        since: Instant,
+    },
+}
+
+/// How far the time that a node goes by is from this node's, as of its last answer to a ping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Skew {
+    /// Milliseconds by which it is ahead.
+    pub ahead_ms: i64,
+    /// By how much this may be wrong: half of what the answer took.
+    pub doubt_ms: u64,
+}
+
+/// What is known of a peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeState {
+    /// Whether it answers.
+    pub liveness: Liveness,
+    /// Its time.
+    pub skew: Option<Skew>,
+    /// The process that was last greeted there; another one after a restart.
+    pub boot: Option<[u8; 16]>,
+    /// Its feature level when it was last greeted.
+    pub level: Option<u32>,
+    /// Why it is not connected, if it is not.
+    pub problem: Option<String>,
+}
+
+/// Follows one peer, and publishes what changes.
+#[derive(Debug)]
+pub(super) struct Pulse {
+    node: NodeId,
+    suspect: Duration,
+    states: watch::Sender<NodeStates>,
+    now: Mutex<Beats>,
+}
+
+#[derive(Debug)]
+struct Beats {
+    /// Since when there is nothing; the last frame.
+    heard: Instant,
+    /// Whether there was a frame at all.
+    ever: bool,
+    connected: bool,
+    retired: bool,
+    state: NodeState,
+}
+
+impl Skew {
+    /// Whether the clocks differ by more than [`SKEW_MAX`] for certain.
+    pub fn is_excessive(self) -> bool {
+        u128::from(self.ahead_ms.unsigned_abs()) > SKEW_MAX.as_millis() + u128::from(self.doubt_ms)
+    }
+
+    /// From an answer that says `theirs` and took `round_trip` until now, at `ours`.
+    pub(super) fn measured(theirs: u64, ours: u64, round_trip: Duration) -> Self {
+        let doubt_ms = u64::try_from(round_trip.as_millis() / 2).unwrap_or(u64::MAX);
+        Self {
+            ahead_ms: difference_ms(theirs, ours).saturating_add_unsigned(doubt_ms),
+            doubt_ms,
+        }
+    }
+}
+
+/// By how much a time is ahead of another one.
+pub(super) fn difference_ms(theirs: u64, ours: u64) -> i64 {
+    let ahead = i128::from(theirs) - i128::from(ours);
+    ahead.clamp(i64::MIN.into(), i64::MAX.into()) as i64
+}
+
+impl NodeState {
+    /// Whether the node answers.
+    pub fn is_alive(&self) -> bool {
+        self.liveness == Liveness::Alive
+    }
+}
+
+impl Pulse {
+    pub(super) fn new(node: NodeId, suspect: Duration, states: watch::Sender<NodeStates>) -> Self {
+        let heard = Instant::now();
+        let liveness = Liveness::Unreachable { since: heard };
+        let state = NodeState {
+            liveness,
+            skew: None,
+            boot: None,
+            level: None,
+            problem: None,
+        };
+        states.send_modify(|states| _ = states.insert(node, state.clone()));
+        Self {
+            node,
+            suspect,
+            states,
+            now: Mutex::new(Beats {
+                heard,
+                ever: false,
+                connected: false,
+                retired: false,
+                state,
+            }),
+        }
+    }
+
+    /// The raft connection stands.
+    pub(super) fn connected(&self, boot: [u8; 16], level: u32) {
+        let mut beats = self.now.lock();
+        beats.connected = true;
+        beats.state.boot = Some(boot);
+        beats.state.level = Some(level);
+        beats.state.problem = None;
+        beats.beat();
+        self.publish(beats);
+    }
+
+    /// There is no raft connection.
+    pub(super) fn disconnected(&self, problem: String) {
+        let mut beats = self.now.lock();
+        beats.connected = false;
+        beats.state.problem = Some(problem);
+        self.look_at(beats);
+    }
+
+    /// A frame came.
+    pub(super) fn heard(&self) {
+        let mut beats = self.now.lock();
+        let was = beats.state.liveness;
+        beats.beat();
+        if was != Liveness::Alive {
+            self.publish(beats);
+        }
+    }
+
+    /// The answer to a ping came.
+    pub(super) fn measured(&self, skew: Skew) {
+        let mut beats = self.now.lock();
+        let moved = beats.state.skew.is_none_or(|was| {
+            was.is_excessive() != skew.is_excessive() || was.ahead_ms.abs_diff(skew.ahead_ms) >= SKEW_STEP_MS
+        });
+        if moved {
+            beats.state.skew = Some(skew);
+            self.publish(beats);
+        }
+    }
+
+    /// Time has passed.
+    pub(super) fn look(&self) {
+        self.look_at(self.now.lock());
+    }
+
+    fn look_at(&self, mut beats: MutexGuard<'_, Beats>) {
+        let since = beats.heard;
+        let silent = !beats.ever || since.elapsed() >= self.suspect;
+        beats.state.liveness = match (silent, beats.connected) {
+            (false, _) => Liveness::Alive,
+            (true, true) => Liveness::Suspect { since },
+            (true, false) => Liveness::Unreachable { since },
+        };
+        self.publish(beats);
+    }
+
+    /// The node is none of the peers any more, and nothing is published of it.
+    pub(super) fn retire(&self) {
+        let mut beats = self.now.lock();
+        beats.retired = true;
+        self.states
+            .send_if_modified(|states| states.remove(&self.node).is_some());
+    }
+
+    /// Publishes what changed, in the order of the changes: under the lock.
+    fn publish(&self, beats: MutexGuard<'_, Beats>) {
+        if beats.retired {
+            return;
+        }
+        self.states
+            .send_if_modified(|states| match states.get_mut(&self.node) {
+                Some(state) if *state != beats.state => {
+                    state.clone_from(&beats.state);
+                    true
+                }
+                _ => false,
+            });
+    }
+}
+
+impl Beats {
+    fn beat(&mut self) {
+        self.heard = Instant::now();
+        self.ever = true;
+        self.state.liveness = Liveness::Alive;
+    }
+}

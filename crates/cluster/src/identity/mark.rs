@@ -6,7 +6,7 @@ use std::sync::Arc;
 use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
 
 use crate::identity::error::{IdentityError, hex};
-use crate::identity::records::NodeIdentity;
+use crate::identity::store::NodeIdentity;
 use crate::transport::wire::{ClusterId, NodeId};
 
 /// The name of the file, in the disk's directory.

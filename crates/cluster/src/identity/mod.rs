@@ -2,13 +2,11 @@
 
 mod error;
 mod mark;
-mod records;
 mod store;
 
 pub use error::IdentityError;
 pub(crate) use error::hex;
 pub use mark::MARK;
 pub(crate) use mark::{check_disks, check_free, mark_disks};
-pub use records::{Asked, NodeIdentity};
 pub(crate) use store::IdentityStore;
-pub use store::is_node;
+pub use store::{Asked, NodeIdentity, is_node};

@@ -3,15 +3,13 @@
 //!
 //! Nothing here does I/O, reads a clock or draws at random. `docs/design/formats/cluster.md` draws the rows.
 
-mod error;
-mod records;
 mod rules;
 mod whole;
 
-pub use error::MapError;
-pub use records::{ClusterRecord, LEVEL, MapMember, NodeRecord, PartitionRecord};
 pub use rules::{Founding, JoinRequest, Placement, found, join, place, voters};
-pub use whole::{Changes, Map, MapRow, NOWHERE};
+pub use whole::{
+    Changes, ClusterRecord, LEVEL, Map, MapError, MapMember, MapRow, NOWHERE, NodeRecord, PartitionRecord,
+};
 
 use crate::ids::GroupId;
 

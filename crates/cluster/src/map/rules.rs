@@ -4,9 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use crate::ids::ReplicaId;
-use crate::map::error::MapError;
-use crate::map::records::{ClusterRecord, MapMember, NodeRecord, PartitionRecord};
-use crate::map::whole::{Changes, Map};
+use crate::map::whole::{Changes, ClusterRecord, Map, MapError, MapMember, NodeRecord, PartitionRecord};
 use crate::replica_store::SLOTS;
 use crate::transport::wire::{ClusterId, NodeId};
 

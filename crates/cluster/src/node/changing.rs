@@ -1,11 +1,12 @@
-//! Changing the map: a rule, evaluated on the newest map by the leader of its group, and committed as
-//! one entry.
+//! The map as raft has it: its members, and changing it by a rule, evaluated on the newest map by the leader of
+//! its group, and committed as one entry.
 
 use std::collections::BTreeMap;
 
-use crate::map::{Changes, Map, MapError};
+use crate::ids::ReplicaId;
+use crate::map::{Changes, Map, MapError, NodeRecord, PartitionRecord};
 use crate::proposals::Answer;
-use crate::raft::{CommandError, Replica, Row, Rows};
+use crate::raft::{CommandError, Member, Replica, Row, Rows};
 
 /// The rows of the map are in this slot of group 0. That is no slot of users' keys.
 const SLOT: u16 = 0;
@@ -62,4 +63,24 @@ fn evaluate<T>(
     };
     let effects = set.into_iter().map(|(key, value)| (row(key), Some(value)));
     Ok((effects.collect(), Ok(answer)))
+}
+
+/// A node's replica of group 0, as a member.
+pub(super) fn map_member(node: &NodeRecord) -> Member {
+    Member {
+        node: node.number,
+        disk: 0,
+        address: node.peer.to_string(),
+    }
+}
+
+/// The members of a partition.
+pub(super) fn members(map: &Map, partition: &PartitionRecord) -> BTreeMap<ReplicaId, Member> {
+    let member = |member: &crate::map::MapMember| {
+        let address = map.nodes.get(&member.node).map(|node| node.peer.to_string());
+        let (node, disk) = (member.node, member.disk);
+        let address = address.unwrap_or_default();
+        (member.replica, Member { node, disk, address })
+    };
+    partition.members.iter().map(member).collect()
 }

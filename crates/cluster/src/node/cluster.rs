@@ -1,10 +1,13 @@
-//! A node of a cluster, from its start to its end.
+//! A node of a cluster, from its start to its end, and what the server asks it.
 
+use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use collie_db::Db;
 use collie_io::Clock;
-use collie_server::cluster::Cluster;
+use collie_server::cluster::{Cluster, Figure, NodeInfo, Partition, PartitionInfo, Route, Topology};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -12,20 +15,17 @@ use tokio::task::JoinSet;
 use crate::blocking::blocking;
 use crate::identity::{IdentityError, IdentityStore, NodeIdentity};
 use crate::map::Map;
-use crate::node::admission::Gate;
-use crate::node::begin::begin;
 use crate::node::clocks::watch_clocks;
-use crate::node::cluster_error::ClusterError;
-use crate::node::cluster_options::{Begin, ClusterOptions};
 use crate::node::controller::control;
+use crate::node::error::ClusterError;
 use crate::node::follower::follow;
-use crate::node::handing_over::take_over;
-use crate::node::routing::{Routes, Routing};
+use crate::node::joining::{Gate, begin};
+use crate::node::leaders::{retire, take_over, tell_leaders, watch_nodes};
+use crate::node::options::{Begin, ClusterOptions};
+use crate::node::routing::{Here, Known, Routing, name};
 use crate::node::shared::Inner;
 use crate::node::status::ClusterStatus;
 use crate::node::steady::{LeadingClock, SteadyClock, Verdict};
-use crate::node::suspicion::watch_nodes;
-use crate::node::telling::tell_leaders;
 use crate::node::{Node, NodeError, NodeOptions};
 use crate::raftlog::StoreError;
 use crate::transport::{Identity, Network, PeersOptions};
@@ -213,4 +213,139 @@ fn node_options(
         limits: options.limits.clone(),
         log_opened: None,
     })
+}
+
+/// A node, as its server sees the cluster.
+struct Routes(Arc<Inner>);
+
+impl fmt::Debug for Routes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Routes")
+            .field("node", &self.0.number())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Cluster for Routes {
+    fn topology(&self) -> Arc<Topology> {
+        let inner = &self.0;
+        let routing = inner.routing.load();
+        let (states, led) = (inner.peers().states(), inner.peers().leaders());
+        let known = Known {
+            number: inner.number(),
+            states: &states.borrow(),
+            led: &led.borrow(),
+        };
+        let own = inner.number();
+        let Some(map) = &routing.map else {
+            return Arc::new(Topology {
+                epoch: 0,
+                own,
+                nodes: Vec::new(),
+                partitions: Vec::new(),
+            });
+        };
+        let nodes = map.nodes.values().map(|node| NodeInfo {
+            number: node.number,
+            name: name(&map.cluster.id, node.number),
+            address: node.client,
+            peer: node.peer,
+            is_alive: known.is_alive(node.number),
+        });
+        let mut partitions: Vec<_> = map
+            .partitions
+            .values()
+            .map(|partition| {
+                let leader = routing.leader(partition, &known);
+                PartitionInfo {
+                    group: partition.group,
+                    slots: partition.slots(),
+                    leader,
+                    is_served: routing.is_served(partition, leader, &known),
+                    replicas: partition.members.iter().map(|member| member.node).collect(),
+                }
+            })
+            .collect();
+        partitions.sort_by_key(|partition| *partition.slots.start());
+        Arc::new(Topology {
+            epoch: map.cluster.epoch,
+            own,
+            nodes: nodes.collect(),
+            partitions,
+        })
+    }
+
+    fn route(&self, slot: u16) -> Route {
+        let routing = self.0.routing.load();
+        let Some((map, partition)) = routing.partition(slot) else {
+            return Route::Nowhere;
+        };
+        let here = routing.here.get(&partition.group);
+        if let Some(here) = here.filter(|here| here.leads()) {
+            return Route::Here(Arc::clone(&here.partition));
+        }
+        let (states, led) = (self.0.peers().states(), self.0.peers().leaders());
+        let known = Known {
+            number: self.0.number(),
+            states: &states.borrow(),
+            led: &led.borrow(),
+        };
+        // One that has a replica knows the way.
+        let knows = || {
+            let mut nodes = partition.members.iter().map(|member| member.node);
+            nodes.find(|node| here.is_none() && known.is_alive(*node))
+        };
+        let leader = routing.leader(partition, &known).or_else(knows);
+        match leader.and_then(|node| map.nodes.get(&node)) {
+            Some(node) => Route::At(node.client),
+            None => Route::Nowhere,
+        }
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.0.node.changes()
+    }
+
+    fn led(&self) -> Vec<Arc<dyn Partition>> {
+        let routing = self.0.routing.load();
+        let led = routing.here.values().filter(|here| here.leads());
+        led.map(|here| Arc::clone(&here.partition)).collect()
+    }
+
+    fn take_over(&self) -> Result<(), String> {
+        let inner = &self.0;
+        if let Some(problem) = inner.off_problem() {
+            return Err(problem);
+        }
+        // Relaxed: what it takes over after all it hands over again.
+        if inner.retires.load(Ordering::Relaxed) {
+            return Err("this node is about to end".to_owned());
+        }
+        let routing = inner.routing.load();
+        if routing.here.values().all(Here::leads) {
+            return Err("this node leads all that it has replicas of".to_owned());
+        }
+        inner.taking_over.notify_one();
+        Ok(())
+    }
+
+    fn retire(&self) -> Pin<Box<dyn Future<Output = bool> + Send>> {
+        let inner = Arc::clone(&self.0);
+        Box::pin(async move { retire(&inner).await })
+    }
+
+    fn problems(&self) -> Vec<String> {
+        self.0.problem_lines()
+    }
+
+    fn replica(&self, slot: u16) -> Option<Arc<dyn Partition>> {
+        let routing = self.0.routing.load();
+        let (_, partition) = routing.partition(slot)?;
+        let here = routing.here.get(&partition.group)?;
+        Some(Arc::clone(&here.partition))
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        self.0.figures()
+    }
 }

@@ -1,20 +1,29 @@
 //! What the leader of group 0 does by itself. Each step is one entry of the group, or one change of
 //! its members that can be asked for again, and each is decided by the newest map alone: another
 //! leader goes on wherever this one stops.
+//!
+//! Among that is spreading leaders over the nodes again: one partition after the other is handed
+//! over, where a node leads at least two more than another that could lead it.
+//!
+//! It begins when nothing has changed a leader for some time: so it works against no fail-over, no
+//! node whose clock is off, and no hand-over that was asked for, as long as its reason lasts. It knows
+//! the leaders of the partitions that have a replica on its own node, and spreads those.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-use crate::map::{self, Map, Placement};
-use crate::node::changing::change;
-use crate::node::replicas::map_member;
+use crate::ids::GroupId;
+use crate::map::{self, Map, PartitionRecord, Placement};
+use crate::node::changing::{change, map_member};
+use crate::node::clocks::clocks_off;
+use crate::node::routing::node_of;
 use crate::node::shared::Inner;
-use crate::node::spreading::Spreading;
 use crate::proposals::Answer;
 use crate::raft::{Members, Replica};
+use crate::transport::wire::NodeId;
 
 /// A step that takes longer is given up, and asked for again.
 const STEP: Duration = Duration::from_secs(10);
@@ -139,5 +148,254 @@ fn settled<E: std::fmt::Display>(answer: Result<Answer<Result<(), String>>, E>) 
         Ok(Answer::Reply(done)) => done,
         Ok(Answer::TryAgain | Answer::Unknown) => Ok(()),
         Err(error) => Err(error.to_string()),
+    }
+}
+
+/// A hand-over that was asked for shows within this time, or is asked for again.
+const ASKED_FOR: Duration = Duration::from_secs(5);
+
+/// What leaders depend on, as far as this node knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Seen {
+    /// The node that leads each group; none where that is not known.
+    leaders: BTreeMap<GroupId, Option<NodeId>>,
+    /// The nodes that answer, and whose clocks are right.
+    able: BTreeSet<NodeId>,
+}
+
+/// A hand-over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Move {
+    group: GroupId,
+    from: NodeId,
+    to: NodeId,
+}
+
+/// Spreads leaders, step by step.
+#[derive(Debug, Default)]
+pub(super) struct Spreading {
+    seen: Option<Seen>,
+    /// Since when nothing else has changed what was seen.
+    quiet: Option<Instant>,
+    asked: Option<(Move, Instant)>,
+}
+
+impl Spreading {
+    /// Looks at the leaders, and asks for the next hand-over if it is time.
+    pub(super) async fn step(&mut self, inner: &Inner, map: &Map) {
+        let seen = look(inner, map);
+        if let Some(wanted) = self.next(seen, map, Instant::now(), inner.options.spread_after) {
+            ask(inner, map, wanted).await;
+        }
+    }
+
+    /// The next hand-over, if it is time for one.
+    fn next(&mut self, seen: Seen, map: &Map, now: Instant, after: Duration) -> Option<Move> {
+        let asked = self.asked;
+        let as_asked = |before: &Seen| {
+            let (done, _) = asked?;
+            let mut expected = before.clone();
+            expected.leaders.insert(done.group, Some(done.to));
+            Some(expected == seen)
+        };
+        // While leadership changes hands, it is not known who has it.
+        let is_between = |before: &Seen| {
+            let (done, _) = asked?;
+            let mut expected = before.clone();
+            expected.leaders.insert(done.group, None);
+            Some(expected == seen)
+        };
+        let before = self.seen.as_ref();
+        if before.is_some_and(|before| is_between(before) == Some(true)) {
+            return None;
+        }
+        if before.is_some_and(|before| as_asked(before) == Some(true)) {
+            self.asked = None;
+        } else if before != Some(&seen) {
+            self.asked = None;
+            self.quiet = Some(now);
+        }
+        self.seen = Some(seen.clone());
+        let is_quiet = self.quiet.is_some_and(|since| now >= since + after);
+        let waits = self.asked.is_some_and(|(_, at)| now < at + ASKED_FOR);
+        if !is_quiet || waits {
+            return None;
+        }
+        let wanted = next_move(map, &seen)?;
+        self.asked = Some((wanted, now));
+        Some(wanted)
+    }
+}
+
+fn look(inner: &Inner, map: &Map) -> Seen {
+    let here = map.partitions.values().filter_map(|partition| {
+        let own = partition.member_on(inner.number())?;
+        let leader = inner.node.replica(own.replica)?.leader();
+        Some((
+            partition.group,
+            leader.and_then(|leader| node_of(partition, leader)),
+        ))
+    });
+    let off = clocks_off(inner, map);
+    let able = map.nodes.keys().copied();
+    Seen {
+        leaders: here.collect(),
+        able: able
+            .filter(|node| !off.contains(node) && inner.hears(*node))
+            .collect(),
+    }
+}
+
+/// The hand-over that makes the greatest difference smaller, if any node leads at least two more than
+/// another one that has a replica of what it leads.
+fn next_move(map: &Map, seen: &Seen) -> Option<Move> {
+    let mut leads: BTreeMap<NodeId, usize> = seen.able.iter().map(|node| (*node, 0)).collect();
+    for leader in seen.leaders.values().copied().flatten() {
+        *leads.entry(leader).or_default() += 1;
+    }
+    let moves = seen.leaders.iter().filter_map(|(group, leader)| {
+        let (from, partition) = ((*leader)?, map.partitions.get(group)?);
+        let could = partition.members.iter().map(|member| member.node);
+        let to = could
+            .filter(|node| seen.able.contains(node))
+            .min_by_key(|node| leads.get(node))?;
+        let difference = leads.get(&from)?.checked_sub(*leads.get(&to)?)?;
+        let group = *group;
+        (difference >= 2).then_some((difference, Move { group, from, to }))
+    });
+    // Of equal ones the first.
+    let best = moves.reduce(|best, next| if next.0 > best.0 { next } else { best });
+    best.map(|(_, wanted)| wanted)
+}
+
+async fn ask(inner: &Inner, map: &Map, wanted: Move) {
+    let Move { group, from, to } = wanted;
+    let on = |partition: &PartitionRecord, node| partition.member_on(node).map(|member| member.replica);
+    let replicas = map.partitions.get(&group).and_then(|partition| {
+        let own = inner.node.replica(on(partition, inner.number())?)?;
+        Some((own, on(partition, from)?, on(partition, to)?))
+    });
+    let Some((own, leader, to_replica)) = replicas else {
+        return;
+    };
+    let asked = match from == inner.number() {
+        true if own.has_nearly_all(to_replica) => own.transfer_to(to_replica).await,
+        true => return,
+        false => own.ask_to_hand_over((from, leader), to_replica).await,
+    };
+    match asked {
+        Ok(()) => tracing::info!(group, from, to, "leadership is handed over, to spread it"),
+        // It is asked again: for as long as a disk is full, for example.
+        Err(error) => tracing::debug!(group, from, to, %error, "leadership is not handed over"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+    use crate::map::{Founding, JoinRequest, MapMember, found};
+
+    const AFTER: Duration = Duration::from_secs(10);
+
+    /// A map with a partition for each element, which names the nodes that have replicas.
+    fn map(partitions: &[&[NodeId]]) -> Map {
+        let address = SocketAddr::from(([127, 0, 0, 1], 1));
+        let founding = Founding {
+            id: [1; 16],
+            level: 1,
+            replicas: 3,
+            partitions: partitions.len() as u16,
+            voters: 3,
+            first: JoinRequest {
+                token: [2; 16],
+                peer: address,
+                client: address,
+                disks: vec![[3; 16]],
+            },
+        };
+        let member = |group: u64| {
+            move |node: &NodeId| MapMember {
+                replica: group * 100 + node,
+                node: *node,
+                disk: 0,
+            }
+        };
+        let partition = |(group, nodes): (u64, &&[NodeId])| PartitionRecord {
+            group,
+            first: group as u16,
+            last: group as u16,
+            members: nodes.iter().map(member(group)).collect(),
+        };
+        let partitions = (1..).zip(partitions).map(partition);
+        Map {
+            cluster: found(&founding).cluster,
+            nodes: BTreeMap::new(),
+            partitions: partitions.map(|partition| (partition.group, partition)).collect(),
+        }
+    }
+
+    fn seen(leaders: &[NodeId], able: &[NodeId]) -> Seen {
+        let leader = |node: &NodeId| Some(*node).filter(|node| *node > 0);
+        Seen {
+            leaders: (1..).zip(leaders.iter().map(leader)).collect(),
+            able: able.iter().copied().collect(),
+        }
+    }
+
+    #[test]
+    fn the_greatest_difference_becomes_smaller_first() {
+        let all: &[NodeId] = &[1, 2, 3];
+        let six = map(&[all; 6]);
+        let next = |leaders: &[NodeId], able: &[NodeId]| {
+            next_move(&six, &seen(leaders, able)).map(|wanted| (wanted.group, wanted.from, wanted.to))
+        };
+        assert_eq!(next(&[1, 1, 1, 2, 2, 1], all), Some((1, 1, 3)));
+        assert_eq!(next(&[3, 1, 1, 2, 2, 1], all), Some((2, 1, 3)));
+        assert_eq!(
+            next(&[3, 1, 1, 2, 2, 3], all),
+            None,
+            "none leads two more than another"
+        );
+        assert_eq!(
+            next(&[1, 1, 1, 2, 2, 1], &[1, 2]),
+            Some((1, 1, 2)),
+            "the third is silent"
+        );
+        assert_eq!(next(&[1, 1, 1, 2, 2, 0], &[1, 2]), None);
+        // Only nodes with a replica can lead.
+        let apart = map(&[&[1, 2], &[1, 2], &[1, 2], &[3]]);
+        let wanted = next_move(&apart, &seen(&[1, 1, 1, 3], all)).unwrap();
+        assert_eq!((wanted.group, wanted.to), (1, 2));
+    }
+
+    #[test]
+    fn hand_overs_come_one_after_the_other_once_nothing_else_changes_leaders() {
+        let all: &[NodeId] = &[1, 2, 3];
+        let four = map(&[all; 4]);
+        let (mut spreading, began) = (Spreading::default(), Instant::now());
+        let mut next = |leaders: &[NodeId], able: &[NodeId], seconds: u64| {
+            let now = began + Duration::from_secs(seconds);
+            let wanted = spreading.next(seen(leaders, able), &four, now, AFTER);
+            wanted.map(|wanted| (wanted.group, wanted.to))
+        };
+        assert_eq!(next(&[1, 1, 1, 1], all, 0), None);
+        assert_eq!(next(&[1, 1, 1, 1], all, 9), None, "not for so long");
+        assert_eq!(next(&[1, 1, 1, 2], all, 10), None, "another leader");
+        assert_eq!(next(&[1, 1, 1, 2], &[1, 2], 19), None, "a node is silent");
+        assert_eq!(next(&[1, 1, 1, 2], all, 28), None, "it is back");
+        assert_eq!(next(&[1, 1, 1, 2], all, 38), Some((1, 3)));
+        assert_eq!(next(&[1, 1, 1, 2], all, 39), None, "it is under way");
+        assert_eq!(
+            next(&[1, 1, 1, 2], all, 43),
+            Some((1, 3)),
+            "it has not come about"
+        );
+        assert_eq!(next(&[0, 1, 1, 2], all, 44), None);
+        assert_eq!(next(&[3, 1, 1, 2], all, 45), None, "they are spread");
+        assert_eq!(next(&[3, 1, 1, 1], all, 46), None, "another leader again");
+        assert_eq!(next(&[3, 1, 1, 1], all, 56), Some((2, 2)));
+        assert_eq!(next(&[3, 3, 1, 1], all, 57), None, "not what was asked for");
     }
 }

@@ -1,20 +1,22 @@
-//! Following the map: after each change the node has the peers, the replicas and the routes that the
-//! map gives it.
+//! Following the map: after each change the node has the peers, the replicas, each made once, and the routes that
+//! the map gives it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use tokio::time::{sleep, timeout};
 
 use crate::blocking::blocking;
-use crate::map::{Map, MapError, PartitionRecord};
-use crate::node::changing::row;
-use crate::node::replicas::{ensure, ensure_map_replica, members};
+use crate::ids::{GroupId, ReplicaId};
+use crate::map::{MAP_GROUP, Map, MapError, PartitionRecord};
+use crate::node::NodeError;
+use crate::node::changing::{members, row};
 use crate::node::routing::Routing;
 use crate::node::shared::Inner;
-use crate::raft::{AppliedRows, Replica, ReplicaError, ReplicaState};
+use crate::raft::{AppliedRows, Member, Replica, ReplicaError, ReplicaState};
+use crate::raftlog::StoreError;
 
 /// So many replicas are made at a time.
 const MADE_AT_A_TIME: usize = 32;
@@ -172,7 +174,75 @@ async fn make(inner: Arc<Inner>, map: Arc<Map>, partition: PartitionRecord) -> b
 
 /// Routes by the map, and by the replicas that are here.
 fn route(inner: &Arc<Inner>, map: &Arc<Map>) {
-    let routing = Routing::of(map, inner, &inner.routing.load());
+    let routing = Routing::of(map, (inner.number(), &inner.node), &inner.routing.load());
     inner.routing.store(Arc::new(routing));
     inner.changed();
+}
+
+/// This node's replica of a group: the one that is there, or a new one. The replica with the lowest
+/// id of `begin` begins the group with these members, if it has not begun. May be called again after
+/// any stop.
+pub(super) async fn ensure(
+    inner: &Inner,
+    group: GroupId,
+    (id, disk): (ReplicaId, u32),
+    begin: BTreeMap<ReplicaId, Member>,
+) -> Result<Arc<Replica>, String> {
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+    let replica = match inner.node.replica(id) {
+        Some(replica) => replica,
+        None => make_replica(inner, group, id, disk).await?,
+    };
+    let store = inner.store.clone();
+    let noted = blocking(move || match store.was_made(id)? {
+        true => Ok(()),
+        false => store.set_made(id),
+    });
+    noted.await.map_err(|error| text(&error))?;
+    if begin.keys().next() == Some(&id) {
+        replica.opened().await.map_err(|error| text(&error))?;
+        replica.begin(begin).await.map_err(|error| text(&error))?;
+    }
+    Ok(replica)
+}
+
+async fn make_replica(
+    inner: &Inner,
+    group: GroupId,
+    id: ReplicaId,
+    disk: u32,
+) -> Result<Arc<Replica>, String> {
+    let store = inner.store.clone();
+    let was_made = blocking(move || store.was_made(id)).await;
+    if was_made.map_err(|error| error.to_string())? {
+        let removed = inner.node.remembers_removal_of(id);
+        return Err(match removed {
+            true => StoreError::Removed { replica: id }.to_string(),
+            false => format!(
+                "replica {id} of group {group} was made on this node, and disk {disk} does not have it any more. It may \
+                 have voted, so it is not made again: replace it by one with a new id"
+            ),
+        });
+    }
+    match inner.node.create(group, id, disk as usize).await {
+        Ok(replica) => Ok(replica),
+        Err(error @ NodeError::Store(StoreError::Exists { .. })) => {
+            inner.node.replica(id).ok_or_else(|| error.to_string())
+        }
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// This node's replica of group 0. The node that made the cluster begins the group, alone.
+pub(super) async fn ensure_map_replica(inner: &Inner) -> Result<Arc<Replica>, String> {
+    let id = inner.identity.replica;
+    let alone = inner.founding().map(|founding| {
+        let member = Member {
+            node: inner.number(),
+            disk: 0,
+            address: founding.first.peer.to_string(),
+        };
+        BTreeMap::from([(id, member)])
+    });
+    ensure(inner, MAP_GROUP, (id, 0), alone.unwrap_or_default()).await
 }

@@ -1,13 +1,20 @@
-//! How a node is started.
+//! How a node is started, and a node of a cluster.
 
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use collie_io::Clock;
+use collie_io::{Clock, RealClock};
 
+use crate::map::LEVEL;
+use crate::node::error::ClusterError;
 use crate::raft::{GroupLimits, GroupTimes};
 use crate::raftlog::{NodeLog, NodeStoreOptions};
-use crate::replica_store::MachineOptions;
-use crate::transport::PeersOptions;
+use crate::replica_store::{MachineOptions, Runs, SLOTS};
+use crate::transport::wire::DISKS_MAX;
+use crate::transport::{Limits, PeersOptions, Times};
 
 /// Called with a log that is open. It must not block.
 pub type LogOpened = Arc<dyn Fn(&NodeLog) + Send + Sync>;
@@ -30,4 +37,137 @@ pub struct NodeOptions {
     /// Gets each log when it is open, on the runtime of the node. A log without threads has to be
     /// flushed by a task that this spawns: for simulations. Default: none.
     pub log_opened: Option<LogOpened>,
+}
+
+/// What a node begins with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Begin {
+    /// It makes a cluster, in an empty directory.
+    Bootstrap {
+        /// Replicas of each partition, on as many nodes: from 1 to 7.
+        replicas: u8,
+        /// Partitions, from 1 to 4,096.
+        partitions: u16,
+        /// Replicas of the map's group that vote: 1, 3 or 5.
+        voters: u8,
+    },
+    /// It joins the cluster of the nodes at these peer addresses, if it is not in it already.
+    Join(Vec<SocketAddr>),
+    /// It is a node already.
+    Start,
+}
+
+/// How a node of a cluster is started.
+#[derive(Clone)]
+pub struct ClusterOptions {
+    /// The node's directory. Its own store is in `node/` there.
+    pub dir: PathBuf,
+    /// How the node's own store is opened.
+    pub own: collie_db::Options,
+    /// Its logs and its disks, from 1 to 64. Where none is named, the directory `data` of the node's.
+    pub store: NodeStoreOptions,
+    /// How each state machine is opened. Its device is also that of the disks' marks.
+    pub machine: MachineOptions,
+    /// Where other nodes reach it. No other node has this address, and it never changes.
+    pub peer: SocketAddr,
+    /// Where it takes the connections of other nodes. Default: [`peer`](Self::peer).
+    pub listen: SocketAddr,
+    /// Where clients reach it. It never changes, either.
+    pub client: SocketAddr,
+    /// The feature levels that the program speaks. Default: [`LEVEL`] alone.
+    pub spoken: RangeInclusive<u32>,
+    /// The clock of the machine. The node follows it as long as it does not jump.
+    pub clock: Arc<dyn Clock>,
+    /// How long anything of a group may take.
+    pub times: GroupTimes,
+    /// How much there may be of anything of a group.
+    pub limits: GroupLimits,
+    /// How long anything between nodes may take.
+    pub peer_times: Times,
+    /// How much there may be of anything between nodes.
+    pub peer_limits: Limits,
+    /// From one look of the controller at the map to the next, where nothing changes. Default 500 ms.
+    pub look: Duration,
+    /// Leaders are spread over the nodes again when nothing has changed them for so long. Default 30 s.
+    pub spread_after: Duration,
+}
+
+impl ClusterOptions {
+    /// Options with their defaults.
+    #[must_use]
+    pub fn new(dir: PathBuf, peer: SocketAddr, client: SocketAddr) -> Self {
+        Self {
+            dir,
+            own: collie_db::Options::default(),
+            store: NodeStoreOptions::default(),
+            machine: MachineOptions::new(Arc::new(Runs)),
+            peer,
+            listen: peer,
+            client,
+            spoken: LEVEL..=LEVEL,
+            clock: Arc::new(RealClock),
+            times: GroupTimes::default(),
+            limits: GroupLimits::default(),
+            peer_times: Times::default(),
+            peer_limits: Limits::default(),
+            look: Duration::from_millis(500),
+            spread_after: Duration::from_secs(30),
+        }
+    }
+
+    /// Fills in the disk, and checks what can be checked without a look at anything.
+    pub(super) fn checked(mut self, begin: &Begin) -> Result<Self, ClusterError> {
+        if self.store.disks.is_empty() {
+            self.store.disks.push(self.dir.join("data"));
+        }
+        let wrong = |option, problem: &str| {
+            let problem = problem.to_owned();
+            Err(ClusterError::Options { option, problem })
+        };
+        if self.store.disks.len() > DISKS_MAX {
+            return wrong("disks", "a node has at most 64");
+        }
+        if self.peer.port() == 0 || self.client.port() == 0 || self.peer == self.client {
+            return wrong(
+                "addresses",
+                "the peer and the client address are kept in the map: name two that differ, each with its port",
+            );
+        }
+        match begin {
+            Begin::Bootstrap {
+                replicas,
+                partitions,
+                voters,
+            } => {
+                if !(1..=7).contains(replicas) {
+                    return wrong("replicas", "a partition has from 1 to 7");
+                }
+                if !(1..=SLOTS / 4).contains(partitions) {
+                    return wrong("partitions", "a cluster has from 1 to 4096");
+                }
+                if ![1, 3, 5].contains(voters) {
+                    return wrong("voters", "the map has 1, 3 or 5");
+                }
+            }
+            Begin::Join(peers) if peers.is_empty() => {
+                return wrong(
+                    "join",
+                    "name the peer address of at least one node of the cluster",
+                );
+            }
+            Begin::Join(_) | Begin::Start => {}
+        }
+        Ok(self)
+    }
+}
+
+impl std::fmt::Debug for ClusterOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClusterOptions")
+            .field("dir", &self.dir)
+            .field("disks", &self.store.disks)
+            .field("peer", &self.peer)
+            .field("client", &self.client)
+            .finish_non_exhaustive()
+    }
 }

@@ -1,19 +1,13 @@
-//! Where slots are led: what the server asks.
+//! Where slots are led, by the map and by what nodes say of each other.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use collie_server::cluster::{Cluster, Figure, NodeInfo, Partition, PartitionInfo, Route, Topology};
-use tokio::sync::watch;
+use collie_server::cluster::Partition;
 
 use crate::ids::{GroupId, ReplicaId};
 use crate::map::{Map, NOWHERE, PartitionRecord};
-use crate::node::handing_over::retire;
-use crate::node::shared::Inner;
+use crate::node::process::Node;
 use crate::raft::Replica;
 use crate::transport::wire::{ClusterId, NodeId};
 use crate::transport::{LedByNode, NodeStates};
@@ -21,34 +15,34 @@ use crate::transport::{LedByNode, NodeStates};
 /// The map, as slots are looked up in it.
 #[derive(Default)]
 pub(super) struct Routing {
-    map: Option<Arc<Map>>,
+    pub(super) map: Option<Arc<Map>>,
     /// For each slot, the place of its partition.
     by_slot: Vec<u16>,
     /// The groups, in the order of their places.
     groups: Vec<GroupId>,
-    here: BTreeMap<GroupId, Here>,
+    pub(super) here: BTreeMap<GroupId, Here>,
 }
 
 /// A partition that has a replica on this node.
 #[derive(Clone)]
-struct Here {
+pub(super) struct Here {
     replica: Arc<Replica>,
-    partition: Arc<dyn Partition>,
+    pub(super) partition: Arc<dyn Partition>,
 }
 
 impl Here {
-    fn leads(&self) -> bool {
+    pub(super) fn leads(&self) -> bool {
         self.replica.leader() == Some(self.replica.id())
     }
 }
 
 impl Routing {
     /// The routes by a map; what of `before` still holds is kept.
-    pub(super) fn of(map: &Arc<Map>, inner: &Inner, before: &Self) -> Self {
+    pub(super) fn of(map: &Arc<Map>, (number, node): (NodeId, &Node), before: &Self) -> Self {
         let mut here = BTreeMap::new();
         for partition in map.partitions.values() {
-            let member = partition.member_on(inner.number());
-            let Some(replica) = member.and_then(|member| inner.node.replica(member.replica)) else {
+            let member = partition.member_on(number);
+            let Some(replica) = member.and_then(|member| node.replica(member.replica)) else {
                 continue;
             };
             let known = before.here.get(&partition.group);
@@ -68,7 +62,7 @@ impl Routing {
         }
     }
 
-    fn partition(&self, slot: u16) -> Option<(&Map, &PartitionRecord)> {
+    pub(super) fn partition(&self, slot: u16) -> Option<(&Map, &PartitionRecord)> {
         let place = self.by_slot.get(usize::from(slot))?;
         let group = (*place != NOWHERE).then(|| self.groups.get(usize::from(*place)))??;
         let map = self.map.as_deref()?;
@@ -80,7 +74,7 @@ impl Routing {
     ///
     /// A node that does not hear a majority of the replicas does not know of a leader that is silent:
     /// clients are not sent after it for ever.
-    fn leader(&self, partition: &PartitionRecord, known: &Known<'_>) -> Option<NodeId> {
+    pub(super) fn leader(&self, partition: &PartitionRecord, known: &Known<'_>) -> Option<NodeId> {
         let nodes = partition.members.iter().map(|member| member.node);
         let alive = nodes.clone().filter(|node| known.is_alive(*node)).count();
         let hears_majority = 2 * alive > partition.members.len();
@@ -97,9 +91,14 @@ impl Routing {
     }
 
     /// Whether the leader answers, and a majority of the group has answered it lately, by its word.
-    fn is_served(&self, partition: &PartitionRecord, leader: Option<NodeId>, known: &Known<'_>) -> bool {
+    pub(super) fn is_served(
+        &self,
+        partition: &PartitionRecord,
+        leader: Option<NodeId>,
+        known: &Known<'_>,
+    ) -> bool {
         match leader {
-            Some(node) if node == known.inner.number() => {
+            Some(node) if node == known.number => {
                 let here = self.here.get(&partition.group);
                 here.is_some_and(Here::leads)
             }
@@ -110,15 +109,16 @@ impl Routing {
 }
 
 /// What a node knows of the others at one moment.
-struct Known<'a> {
-    inner: &'a Inner,
-    states: &'a NodeStates,
-    led: &'a LedByNode,
+pub(super) struct Known<'a> {
+    /// The number of this node.
+    pub(super) number: NodeId,
+    pub(super) states: &'a NodeStates,
+    pub(super) led: &'a LedByNode,
 }
 
 impl Known<'_> {
-    fn is_alive(&self, node: NodeId) -> bool {
-        self.inner.is_alive(self.states, node)
+    pub(super) fn is_alive(&self, node: NodeId) -> bool {
+        is_alive(self.number, self.states, node)
     }
 
     /// The term in which another node that answers leads a group, by its own word.
@@ -128,6 +128,11 @@ impl Known<'_> {
         // What a process before has said is over.
         (state.boot == Some(led.boot())).then(|| led.term_of(group))?
     }
+}
+
+/// Whether a node answers this one, which does itself.
+pub(super) fn is_alive(number: NodeId, states: &NodeStates, node: NodeId) -> bool {
+    node == number || states.get(&node).is_some_and(|state| state.is_alive())
 }
 
 pub(super) fn node_of(partition: &PartitionRecord, replica: ReplicaId) -> Option<NodeId> {
@@ -158,141 +163,6 @@ fn mixed(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     word ^ (word >> 31)
-}
-
-/// A node, as its server sees the cluster.
-pub(super) struct Routes(pub(super) Arc<Inner>);
-
-impl fmt::Debug for Routes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Routes")
-            .field("node", &self.0.number())
-            .finish_non_exhaustive()
-    }
-}
-
-impl Cluster for Routes {
-    fn topology(&self) -> Arc<Topology> {
-        let inner = &self.0;
-        let routing = inner.routing.load();
-        let (states, led) = (inner.peers().states(), inner.peers().leaders());
-        let known = Known {
-            inner,
-            states: &states.borrow(),
-            led: &led.borrow(),
-        };
-        let own = inner.number();
-        let Some(map) = &routing.map else {
-            return Arc::new(Topology {
-                epoch: 0,
-                own,
-                nodes: Vec::new(),
-                partitions: Vec::new(),
-            });
-        };
-        let nodes = map.nodes.values().map(|node| NodeInfo {
-            number: node.number,
-            name: name(&map.cluster.id, node.number),
-            address: node.client,
-            peer: node.peer,
-            is_alive: known.is_alive(node.number),
-        });
-        let mut partitions: Vec<_> = map
-            .partitions
-            .values()
-            .map(|partition| {
-                let leader = routing.leader(partition, &known);
-                PartitionInfo {
-                    group: partition.group,
-                    slots: partition.slots(),
-                    leader,
-                    is_served: routing.is_served(partition, leader, &known),
-                    replicas: partition.members.iter().map(|member| member.node).collect(),
-                }
-            })
-            .collect();
-        partitions.sort_by_key(|partition| *partition.slots.start());
-        Arc::new(Topology {
-            epoch: map.cluster.epoch,
-            own,
-            nodes: nodes.collect(),
-            partitions,
-        })
-    }
-
-    fn route(&self, slot: u16) -> Route {
-        let routing = self.0.routing.load();
-        let Some((map, partition)) = routing.partition(slot) else {
-            return Route::Nowhere;
-        };
-        let here = routing.here.get(&partition.group);
-        if let Some(here) = here.filter(|here| here.leads()) {
-            return Route::Here(Arc::clone(&here.partition));
-        }
-        let (states, led) = (self.0.peers().states(), self.0.peers().leaders());
-        let known = Known {
-            inner: &self.0,
-            states: &states.borrow(),
-            led: &led.borrow(),
-        };
-        // One that has a replica knows the way.
-        let knows = || {
-            let mut nodes = partition.members.iter().map(|member| member.node);
-            nodes.find(|node| here.is_none() && known.is_alive(*node))
-        };
-        let leader = routing.leader(partition, &known).or_else(knows);
-        match leader.and_then(|node| map.nodes.get(&node)) {
-            Some(node) => Route::At(node.client),
-            None => Route::Nowhere,
-        }
-    }
-
-    fn changes(&self) -> watch::Receiver<u64> {
-        self.0.node.changes()
-    }
-
-    fn led(&self) -> Vec<Arc<dyn Partition>> {
-        let routing = self.0.routing.load();
-        let led = routing.here.values().filter(|here| here.leads());
-        led.map(|here| Arc::clone(&here.partition)).collect()
-    }
-
-    fn take_over(&self) -> Result<(), String> {
-        let inner = &self.0;
-        if let Some(problem) = inner.off_problem() {
-            return Err(problem);
-        }
-        // Relaxed: what it takes over after all it hands over again.
-        if inner.retires.load(Ordering::Relaxed) {
-            return Err("this node is about to end".to_owned());
-        }
-        let routing = inner.routing.load();
-        if routing.here.values().all(Here::leads) {
-            return Err("this node leads all that it has replicas of".to_owned());
-        }
-        inner.taking_over.notify_one();
-        Ok(())
-    }
-
-    fn retire(&self) -> Pin<Box<dyn Future<Output = bool> + Send>> {
-        let inner = Arc::clone(&self.0);
-        Box::pin(async move { retire(&inner).await })
-    }
-
-    fn problems(&self) -> Vec<String> {
-        self.0.problem_lines()
-    }
-
-    fn replica(&self, slot: u16) -> Option<Arc<dyn Partition>> {
-        let routing = self.0.routing.load();
-        let (_, partition) = routing.partition(slot)?;
-        let here = routing.here.get(&partition.group)?;
-        Some(Arc::clone(&here.partition))
-    }
-
-    fn figures(&self) -> Vec<Figure> {
-        self.0.figures()
-    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! What the tasks of a node share.
+//! What the tasks of a node share, and the groups that have replicas on it.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,11 +11,11 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
 use crate::identity::{IdentityStore, NodeIdentity};
+use crate::ids::{GroupId, ReplicaId};
 use crate::map::{Founding, JoinRequest, Map};
 use crate::node::Node;
-use crate::node::cluster_options::ClusterOptions;
-use crate::node::figures::Looked;
-use crate::node::routing::Routing;
+use crate::node::options::ClusterOptions;
+use crate::node::routing::{Routing, is_alive};
 use crate::node::steady::SteadyClock;
 use crate::raft::Replica;
 use crate::transport::wire::NodeId;
@@ -85,7 +86,7 @@ impl Inner {
 
     /// Whether a node answers. This one does.
     pub(super) fn is_alive(&self, states: &NodeStates, node: NodeId) -> bool {
-        node == self.number() || states.get(&node).is_some_and(|state| state.is_alive())
+        is_alive(self.number(), states, node)
     }
 
     /// The same, as of now.
@@ -150,5 +151,85 @@ impl Inner {
     /// The node's own store.
     pub(super) fn db(&self) -> &Db {
         self.store.db()
+    }
+}
+
+/// A group with a replica on this node.
+pub(super) struct Group {
+    /// This node's replica, which votes.
+    pub(super) replica: Arc<Replica>,
+    /// The replicas that vote, each with its node.
+    pub(super) members: BTreeMap<ReplicaId, NodeId>,
+}
+
+impl Group {
+    /// The other members, each with its node: first the next one in the order of the ids, which goes
+    /// round.
+    pub(super) fn others(&self) -> impl Iterator<Item = (ReplicaId, NodeId)> + Clone {
+        let own = self.replica.id();
+        let behind = self.members.range(own..).skip(1);
+        let before = self.members.range(..own);
+        behind.chain(before).map(|(replica, node)| (*replica, *node))
+    }
+}
+
+/// The groups with replicas on this node that vote there: the partitions', and the map's.
+pub(super) fn groups(inner: &Inner, map: &Map) -> Vec<Group> {
+    let members = map.partitions.values().map(|partition| {
+        let members = partition.members.iter();
+        members.map(|member| (member.replica, member.node)).collect()
+    });
+    let all = members.chain([map_voters(inner, map)]);
+    all.filter_map(|members: BTreeMap<ReplicaId, NodeId>| {
+        let (own, _) = members.iter().find(|(_, node)| **node == inner.number())?;
+        let replica = inner.node.replica(*own)?;
+        Some(Group { replica, members })
+    })
+    .collect()
+}
+
+/// The replicas of the map's group that vote.
+fn map_voters(inner: &Inner, map: &Map) -> BTreeMap<ReplicaId, NodeId> {
+    let members = inner.map_replica().and_then(|replica| replica.members().ok());
+    let voters = members.map(|members| members.voters).unwrap_or_default();
+    let node = |replica| Some((replica, map.node_of_replica(replica)?.number));
+    voters.into_iter().filter_map(node).collect()
+}
+
+/// Partitions that have figures of their own: those with the most entries since the last look.
+const BUSIEST: usize = 20;
+
+/// How far the partitions were at the last look.
+#[derive(Debug, Default)]
+pub(super) struct Looked(Mutex<BTreeMap<GroupId, u64>>);
+
+impl Looked {
+    /// The busiest of these groups since the last look, each with its last entry.
+    pub(super) fn busiest(&self, now: BTreeMap<GroupId, u64>) -> Vec<GroupId> {
+        let mut before = self.0.lock();
+        let since = |(group, last): (&GroupId, &u64)| {
+            let before = before.get(group).copied().unwrap_or(0);
+            (Reverse(last.saturating_sub(before)), *group)
+        };
+        let mut order: Vec<_> = now.iter().map(since).collect();
+        order.sort();
+        *before = now;
+        order.into_iter().take(BUSIEST).map(|(_, group)| group).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_busiest_are_those_with_the_most_entries_since_the_last_look() {
+        let looked = Looked::default();
+        let first = looked.busiest((1..=30).map(|group| (group, 1_000 - group)).collect());
+        assert_eq!(first, (1..=20).collect::<Vec<_>>());
+        let now = (1..=30).map(|group| (group, 1_000 - group + u64::from(group > 25) * group));
+        let next = looked.busiest(now.collect());
+        assert_eq!(next[..6], [30, 29, 28, 27, 26, 1]);
+        assert_eq!(next.len(), BUSIEST);
     }
 }

@@ -1,11 +1,19 @@
-//! What a node knows of its cluster, for operators.
+//! What a node says of itself and of its cluster: for operators, what is wrong and has to be put right; and its
+//! metrics. `docs/operations.md` lists every name of these; a test compares the two.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use collie_log::LogStats;
+use collie_server::cluster::Figure;
 
 use crate::ids::{GroupId, ReplicaId};
 use crate::node::routing::{name, node_of};
 use crate::node::shared::Inner;
+use crate::raft::{ElectionCause, Replica, ReplicaState};
+use crate::raftlog::{Holding, NodeLog, NodeLogStats, ReplicaLog, replica_holder};
 use crate::transport::Skew;
 use crate::transport::wire::{ClusterId, NodeId};
 
@@ -173,5 +181,289 @@ impl Inner {
             }
         };
         (Some(status), leader)
+    }
+}
+
+/// Replicas with the same problem are named up to this number.
+const NAMED: usize = 8;
+
+impl Inner {
+    /// A line for each thing that is wrong, with what to do; replicas with the same problem share one.
+    pub(super) fn problem_lines(&self) -> Vec<String> {
+        let problems = self.all_problems().into_iter();
+        let mut all: Vec<_> = problems
+            .map(|(about, problem)| format!("{about}: {problem}"))
+            .collect();
+        let mut by_problem = BTreeMap::<String, Vec<ReplicaId>>::new();
+        for replica in self.node.replicas() {
+            if let Some(problem) = replica.problem() {
+                by_problem.entry(problem).or_default().push(replica.id());
+            }
+        }
+        for lost in self.node.quarantined() {
+            let problem = format!(
+                "quarantined, since damage to the log took frames of it ({}); what is left is kept, and the others of its \
+                 group go on",
+                lost.lost
+            );
+            by_problem.entry(problem).or_default().push(lost.replica);
+        }
+        let line = |(problem, replicas): (String, Vec<ReplicaId>)| line(&problem, &replicas);
+        all.extend(by_problem.into_iter().map(line));
+        all
+    }
+}
+
+fn line(problem: &str, replicas: &[ReplicaId]) -> String {
+    let named: Vec<_> = replicas.iter().take(NAMED).map(ToString::to_string).collect();
+    let more = match replicas.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let each = if replicas.len() == 1 {
+        "replica"
+    } else {
+        "each of the replicas"
+    };
+    format!("{each} {}{more}: {problem}", named.join(", "))
+}
+
+/// Holders of a log that are shown: those that hold the most of it.
+const HOLDERS: usize = 16;
+
+type Labels = Vec<(&'static str, String)>;
+
+/// A log, and what is known of it at one moment.
+struct LogNow {
+    label: String,
+    stats: NodeLogStats,
+    log: LogStats,
+    /// Why each replica holds the log.
+    replicas: Vec<(String, Holding)>,
+    is_full: bool,
+}
+
+impl LogNow {
+    fn of(log: &NodeLog) -> Self {
+        let replicas = log.replicas().into_iter();
+        let why = |replica: ReplicaLog| {
+            (
+                replica_holder(replica.replica(), replica.group()),
+                replica.holding(),
+            )
+        };
+        Self {
+            replicas: replicas.map(why).collect(),
+            label: log.dir().display().to_string(),
+            stats: log.stats(),
+            log: log.log().stats(),
+            is_full: log.shortage().is_some(),
+        }
+    }
+
+    /// The bytes that each holder keeps in the log.
+    fn held(&self) -> impl Iterator<Item = (&str, u64)> {
+        let held = self.log.holders.iter();
+        held.map(|(name, from)| (&**name, self.log.appended.saturating_sub(*from)))
+    }
+
+    /// Why a holder does.
+    fn why(&self, holder: &str) -> &'static str {
+        let why = self.replicas.iter().find(|(name, _)| name == holder);
+        why.map_or("other", |(_, why)| why.name())
+    }
+}
+
+impl Inner {
+    /// All figures of this node.
+    pub(super) fn figures(&self) -> Vec<Figure> {
+        let logs: Vec<_> = self.node.logs().iter().map(LogNow::of).collect();
+        let mut all = self.of_replicas();
+        all.extend(of_logs(&logs));
+        all.extend(self.of_partitions(&logs));
+        all
+    }
+
+    fn of_replicas(&self) -> Vec<Figure> {
+        let replicas = self.node.replicas();
+        let failing = replicas
+            .iter()
+            .filter(|replica| replica.problem().is_some())
+            .count();
+        let failed = replicas.iter().filter(|replica| replica.is_quarantined()).count();
+        let quarantined = self.node.quarantined().len() + failed;
+        vec![
+            gauge(
+                "collie_cluster_replicas",
+                "Replicas on this node.",
+                replicas.len(),
+            ),
+            gauge(
+                "collie_cluster_replicas_with_problems",
+                "Replicas that wait for room, have failed lately, or are opened no more.",
+                failing,
+            ),
+            gauge(
+                "collie_cluster_replicas_quarantined",
+                "Replicas that are not run: their log is damaged, or they failed too often.",
+                quarantined,
+            ),
+        ]
+    }
+
+    fn of_partitions(&self, logs: &[LogNow]) -> Vec<Figure> {
+        let replicas = self.node.replicas();
+        let states = replicas.iter().filter_map(|replica| {
+            let state = replica.state().ok()?;
+            Some((replica.group(), (Arc::clone(replica), state)))
+        });
+        let states: BTreeMap<GroupId, (Arc<Replica>, ReplicaState)> = states.collect();
+        let last = states
+            .iter()
+            .map(|(group, (_, state))| (*group, state.last.unwrap_or(0)));
+        let shown = self.looked.busiest(last.collect());
+        let held: BTreeMap<&str, u64> = logs.iter().flat_map(LogNow::held).collect();
+        let held =
+            |id: ReplicaId, group: GroupId| held.get(&*replica_holder(id, group)).copied().unwrap_or(0);
+        let each = |of: &dyn Fn(&Replica, &ReplicaState) -> u64| -> Vec<(Labels, u64)> {
+            let shown = shown.iter().filter_map(|group| {
+                let (replica, state) = states.get(group)?;
+                Some((vec![("group", group.to_string())], of(replica, state)))
+            });
+            shown.collect()
+        };
+        let applied = |state: &ReplicaState| state.applied.map_or(0, |id| id.index);
+        let mut elections = Vec::new();
+        for cause in ElectionCause::ALL {
+            let of_cause = each(&|replica, _| replica.elections(cause)).into_iter();
+            elections.extend(of_cause.map(|(mut labels, count)| {
+                labels.push(("cause", cause.name().to_owned()));
+                (labels, count)
+            }));
+        }
+        vec![
+            gauges(
+                "collie_cluster_partition_leads",
+                "1 where this node leads the partition; of the 20 busiest, as all of partitions.",
+                each(&|_, state| u64::from(state.leads)),
+            ),
+            gauges(
+                "collie_cluster_partition_lag_entries",
+                "Entries of the log that are not applied here.",
+                each(&|_, state| state.last.unwrap_or(0).saturating_sub(applied(state))),
+            ),
+            gauges(
+                "collie_cluster_partition_unflushed_entries",
+                "Entries that are applied here and not in tables.",
+                each(&|_, state| applied(state).saturating_sub(state.snapshot.unwrap_or(0))),
+            ),
+            gauges(
+                "collie_cluster_partition_log_held_bytes",
+                "Bytes of the log that are kept for the replica, with all that others appended since.",
+                each(&|replica, _| held(replica.id(), replica.group())),
+            ),
+            counters(
+                "collie_cluster_partition_elections_total",
+                "Elections that this node has won, by cause.",
+                elections,
+            ),
+        ]
+    }
+}
+
+fn of_logs(logs: &[LogNow]) -> Vec<Figure> {
+    let each = |of: fn(&LogNow) -> u64| -> Vec<(Labels, u64)> {
+        let each = logs.iter().map(|log| (vec![("log", log.label.clone())], of(log)));
+        each.collect()
+    };
+    let mut held = Vec::new();
+    for log in logs {
+        // The first hold the most.
+        held.extend(log.held().take(HOLDERS).map(|(holder, bytes)| {
+            let labels = vec![
+                ("log", log.label.clone()),
+                ("holder", holder.to_owned()),
+                ("why", log.why(holder).to_owned()),
+            ];
+            (labels, bytes)
+        }));
+    }
+    vec![
+        gauges(
+            "collie_cluster_log_bytes",
+            "Bytes of a log of the node, from its oldest segment on.",
+            each(|log| log.stats.used),
+        ),
+        gauges(
+            "collie_cluster_log_limit_bytes",
+            "Bytes that it may have before writes are refused.",
+            each(|log| log.stats.limit),
+        ),
+        gauges(
+            "collie_cluster_log_held_bytes",
+            "Bytes that the 16 largest holders keep in it, and why: what is not in tables, or is for others.",
+            held,
+        ),
+        gauges(
+            "collie_cluster_log_full",
+            "1 while its disk is full.",
+            each(|log| u64::from(log.is_full)),
+        ),
+        counters(
+            "collie_cluster_log_syncs_total",
+            "Syncs of the log.",
+            each(|log| log.log.syncs),
+        ),
+        counters(
+            "collie_cluster_log_flushes_total",
+            "Flushes of replicas that held the log.",
+            each(|log| log.stats.flushes),
+        ),
+        counters(
+            "collie_cluster_log_rewrites_total",
+            "Replicas appended anew since they held the log.",
+            each(|log| log.stats.rewrites),
+        ),
+        counters(
+            "collie_cluster_log_refused_total",
+            "Writes refused since the log or its disk was full.",
+            each(|log| log.stats.refused),
+        ),
+    ]
+}
+
+fn gauge(name: &'static str, help: &'static str, value: usize) -> Figure {
+    gauges(name, help, vec![(Vec::new(), value as u64)])
+}
+
+fn gauges(name: &'static str, help: &'static str, samples: Vec<(Labels, u64)>) -> Figure {
+    Figure {
+        name,
+        help,
+        is_counter: false,
+        samples,
+    }
+}
+
+fn counters(name: &'static str, help: &'static str, samples: Vec<(Labels, u64)>) -> Figure {
+    Figure {
+        is_counter: true,
+        ..gauges(name, help, samples)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_problem_of_many_replicas_is_one_line_that_names_some() {
+        assert_eq!(line("waits", &[7]), "replica 7: waits");
+        assert_eq!(line("waits", &[7, 9]), "each of the replicas 7, 9: waits");
+        let many: Vec<_> = (1..=32).collect();
+        assert_eq!(
+            line("waits", &many),
+            "each of the replicas 1, 2, 3, 4, 5, 6, 7, 8 and 24 more: waits"
+        );
     }
 }

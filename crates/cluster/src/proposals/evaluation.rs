@@ -1,4 +1,9 @@
-//! A command between its locks and its submission, and what becomes of it there.
+//! A command between its locks and its submission, what becomes of it there, and the overlay that it reads:
+//! the effects that are submitted and not applied yet.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+use std::ops::RangeInclusive;
 
 use crate::ids::LeaderId;
 use crate::proposals::{RunId, Ticket};
@@ -31,20 +36,20 @@ impl Standing {
     }
 }
 
-/// A command that is being evaluated.
+/// One attempt to evaluate a command: it counts in the run that it began in, or not at all.
 #[derive(Debug)]
 #[must_use = "a command that is evaluated and not finished has no effect"]
-pub struct Evaluation {
+pub struct Attempt {
     pub(super) run: RunId,
     pub(super) slots: u64,
     /// The last pending entry that it saw.
     pub(super) seen: u32,
     pub(super) newest_ms: u64,
-    /// See [`needs`](Evaluation::needs); 0 where the reply does not depend on the time.
+    /// See [`needs`](Attempt::needs); 0 where the reply does not depend on the time.
     pub(super) needed_ms: u64,
 }
 
-impl Evaluation {
+impl Attempt {
     /// Who leads.
     #[must_use]
     pub fn leader(&self) -> LeaderId {
@@ -106,4 +111,45 @@ pub enum NotSubmitted {
     /// As many entries as may be are without an outcome.
     #[error("too many proposals of this partition are waiting")]
     Full,
+}
+
+/// What a command changes: rows and their new values, `None` for a row that goes.
+pub type Effects<R, V> = BTreeMap<R, Option<V>>;
+
+/// The newest pending value of each row, and which entry of the run wrote it.
+#[derive(Debug)]
+pub(super) struct Overlay<R, V> {
+    rows: HashMap<R, (Option<V>, u32)>,
+}
+
+impl<R: Hash + Eq + Clone, V: Clone> Overlay<R, V> {
+    pub(super) fn new() -> Self {
+        Self { rows: HashMap::new() }
+    }
+
+    pub(super) fn get(&self, row: &R) -> Option<(Option<V>, u32)> {
+        self.rows.get(row).cloned()
+    }
+
+    pub(super) fn put(&mut self, n: u32, effects: Effects<R, V>) {
+        let written = effects.into_iter().map(|(row, value)| (row, (value, n)));
+        self.rows.extend(written);
+    }
+
+    /// The table shows what these proposals wrote: their rows go, but for those that a later one has
+    /// written since.
+    pub(super) fn applied<'a>(&mut self, which: RangeInclusive<u32>, rows: impl Iterator<Item = &'a R>)
+    where
+        R: 'a,
+    {
+        for row in rows {
+            if self
+                .rows
+                .get(row)
+                .is_some_and(|(_, writer)| which.contains(writer))
+            {
+                self.rows.remove(row);
+            }
+        }
+    }
 }

@@ -6,8 +6,9 @@ use std::hash::Hash;
 use parking_lot::Mutex;
 
 use crate::ids::{EntryId, LeaderId};
-use crate::proposals::evaluation::{Evaluated, Evaluation, NotOpen, NotSubmitted, Stale, Standing};
-use crate::proposals::overlay::{Effects, Overlay};
+use crate::proposals::evaluation::{
+    Attempt, Effects, Evaluated, NotOpen, NotSubmitted, Overlay, Stale, Standing,
+};
 use crate::proposals::{Decision, Header, Recorded, RunId, Ticket};
 
 /// What a replica proposes while it leads, for rows `R` with values `V`; `P` goes with each entry.
@@ -155,7 +156,7 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
 
     /// Whether [`finish`](Self::finish) would submit an entry for the time alone.
     #[must_use]
-    pub fn has_to_raise(&self, evaluation: &Evaluation) -> bool {
+    pub fn has_to_raise(&self, evaluation: &Attempt) -> bool {
         // Most replies do not depend on the time.
         if evaluation.needed_ms == 0 {
             return false;
@@ -212,12 +213,12 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
     ///
     /// # Errors
     /// If no run is open.
-    pub fn begin(&self) -> Result<Evaluation, NotOpen> {
+    pub fn begin(&self) -> Result<Attempt, NotOpen> {
         let state = self.state.lock();
         match &state.phase {
             Phase::Following => Err(NotOpen::Following),
             Phase::Ending(_) => Err(NotOpen::Ending),
-            Phase::Open(progress, _) => Ok(Evaluation {
+            Phase::Open(progress, _) => Ok(Attempt {
                 run: progress.id,
                 slots: state.slots,
                 seen: 0,
@@ -233,7 +234,7 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
     /// [`Stale`] if the run is over, or what `table` returns.
     pub fn get<E: From<Stale>>(
         &self,
-        evaluation: &mut Evaluation,
+        evaluation: &mut Attempt,
         row: &R,
         table: impl FnOnce() -> Result<Option<V>, E>,
     ) -> Result<Option<V>, E> {
@@ -245,7 +246,7 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
         table()
     }
 
-    fn pending(&self, evaluation: &Evaluation, row: &R) -> Result<Option<(Option<V>, u32)>, Stale> {
+    fn pending(&self, evaluation: &Attempt, row: &R) -> Result<Option<(Option<V>, u32)>, Stale> {
         match &self.state.lock().phase {
             Phase::Open(progress, overlay) if progress.id == evaluation.run => Ok(overlay.get(row)),
             _ => Err(Stale),
@@ -254,14 +255,14 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
 
     /// Ends the evaluation: submits the effects, if there are any, and with them `payload`. Then the
     /// rows can be unlocked. The stamp is `stamp_ms`, or the newest so far if that is later. Where
-    /// there are none, and the time that the reply [needs](Evaluation::needs) is in no entry yet, an
+    /// there are none, and the time that the reply [needs](Attempt::needs) is in no entry yet, an
     /// entry without effects is submitted: one for all that need this time or an earlier one.
     ///
     /// # Errors
     /// If the run is over or the slots have changed, or if too many entries wait.
     pub fn finish(
         &self,
-        evaluation: Evaluation,
+        evaluation: Attempt,
         effects: Effects<R, V>,
         payload: P,
         stamp_ms: u64,
@@ -412,7 +413,7 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
 impl<R, V, P> State<R, V, P> {
     /// The entry of this run with which the time comes that a reply needs, 0 where it has come; none
     /// where no entry has it.
-    fn carrier(&self, progress: &Progress, evaluation: &Evaluation) -> Option<u32> {
+    fn carrier(&self, progress: &Progress, evaluation: &Attempt) -> Option<u32> {
         if evaluation.needed_ms <= self.taken_ms {
             return Some(0);
         }

@@ -23,14 +23,12 @@ mod apply;
 mod evaluation;
 mod header;
 mod leading;
-mod overlay;
 
 pub use answer::{Answer, Part, Pipeline, Reading, Todo, reading};
 pub use apply::{Decision, Skip, decide};
-pub use evaluation::{Evaluated, Evaluation, NotOpen, NotSubmitted, Stale, Standing};
+pub use evaluation::{Attempt, Effects, Evaluated, NotOpen, NotSubmitted, Stale, Standing};
 pub use header::{HEADER, Header, Malformed, RECORDED, Recorded};
 pub use leading::{Leading, Outcome, Proposal, Settled};
-pub use overlay::Effects;
 
 use std::fmt;
 

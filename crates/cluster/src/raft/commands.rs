@@ -1,5 +1,5 @@
-//! The commands of a replica that leads: what they read and write, and how they learn what became of
-//! it. Nothing here is openraft's.
+//! The commands of a replica that leads: what they read and write, and how they learn what became of it. Nothing
+//! here is openraft's.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use crate::ids::{EntryId, LeaderId, ReplicaId};
 use crate::proposals::{
-    Decision, Effects, Evaluated, Evaluation, Header, Leading, NotSubmitted, Outcome, Recorded, Skip,
-    Standing, Ticket,
+    Answer, Attempt, Decision, Effects, Evaluated, Header, Leading, NotSubmitted, Outcome, Part, Pipeline,
+    Recorded, Skip, Standing, Ticket, Todo,
 };
 use crate::raftlog::Reserved;
 use crate::replica_store::effects::{Effect, EffectsBuf, decode};
@@ -148,7 +148,7 @@ impl Commands {
     /// rows are locked until this returns.
     pub(super) fn finish(
         &self,
-        evaluation: Evaluation,
+        evaluation: Attempt,
         changes: Changes,
         (effects, room): (EffectsBuf, Option<Reserved>),
         stamp_ms: u64,
@@ -403,5 +403,52 @@ impl Changes {
             encoded.push(Effect::Count { slot, delta })?;
         }
         Ok(encoded)
+    }
+}
+
+/// The answer of a command, as soon as it is known; at the deadline in any case. It may be dropped:
+/// its effects are then decided without it.
+pub(super) async fn answer<T: Clone>(
+    commands: &Commands,
+    submitted: Submitted,
+    reply: T,
+    deadline: Instant,
+) -> Answer<T> {
+    let Submitted { evaluated, outcome } = submitted;
+    let mut outcome = Some(outcome);
+    let mut progress = None;
+    let mut pipeline = Pipeline::new();
+    pipeline.push(Part::Evaluated(evaluated, reply));
+    loop {
+        let answers = match pipeline.next(&commands.leading) {
+            Todo::Answer(answers) => answers,
+            Todo::ReadIndex => {
+                let confirmed = timeout_at(deadline, commands.confirm()).await;
+                pipeline.confirmed(confirmed.unwrap_or(None));
+                continue;
+            }
+            Todo::Wait => match (evaluated, outcome.take()) {
+                (Evaluated::Submitted(ticket), Some(outcome)) => {
+                    let outcome = match timeout_at(deadline, outcome).await {
+                        Ok(known) => known.unwrap_or(Outcome::Dropped),
+                        Err(_) => Outcome::TimedOut,
+                    };
+                    pipeline.outcome(&ticket, outcome);
+                    continue;
+                }
+                _ => {
+                    // Looked at once more after the first time: what came before that is not seen.
+                    let Some(progress) = &mut progress else {
+                        progress = Some(commands.progress());
+                        continue;
+                    };
+                    match timeout_at(deadline, progress.changed()).await {
+                        Ok(Ok(())) => continue,
+                        _ => pipeline.give_up(&commands.leading),
+                    }
+                }
+            },
+        };
+        return answers.into_iter().next().unwrap_or(Answer::Unknown);
     }
 }

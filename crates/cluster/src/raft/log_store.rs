@@ -5,16 +5,14 @@ use std::io;
 use std::ops::{Bound, Range, RangeBounds, RangeInclusive};
 
 use futures_util::{Stream, stream};
-use openraft::EntryPayload;
-use openraft::OptionalSend;
 use openraft::entry::RaftEntry;
 use openraft::storage::{IOFlushed, LogState, RaftLogReader, RaftLogStorage};
 use openraft::type_config::alias::{EntryOf, LogIdOf, VoteOf};
+use openraft::{EntryPayload, OptionalSend};
 
 use crate::blocking::blocking;
 use crate::raft::body;
-use crate::raft::ids::{from_log_id, from_vote, to_log_id, to_vote};
-use crate::raft::types::Groups;
+use crate::raft::types::{Groups, from_log_id, from_vote, to_log_id, to_vote};
 use crate::raftlog::{Entry, ReplicaLog, StoreError};
 
 /// Entries are read for other replicas, and to be applied, in parts of about so many bytes.

@@ -1,8 +1,9 @@
-//! A replica's state machine as openraft wants it. What blocks is done on threads that may, one call
-//! after the other.
+//! A replica's state machine as openraft wants it. What blocks is done on threads that may, one call after the
+//! other. While the replica serves, its commands hear of each entry between its batch and its answer.
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
@@ -13,8 +14,8 @@ use openraft::{EntryPayload, OptionalSend};
 use crate::blocking::blocking;
 use crate::ids::EntryId;
 use crate::raft::body::{self, Body};
-use crate::raft::ids::{from_log_id, to_log_id};
-use crate::raft::types::Groups;
+use crate::raft::commands::Commands;
+use crate::raft::types::{Groups, from_log_id, to_log_id};
 use crate::raftlog::ReplicaLog;
 use crate::replica_store::{
     Change, Machine, MachineError, MachineOptions, Membership, Outcome, Position, Staged,
@@ -281,4 +282,66 @@ fn stored(membership: &Membership) -> io::Result<StoredMembershipOf<Groups>> {
 
 fn failed(error: MachineError) -> io::Error {
     io::Error::other(error)
+}
+
+pub(super) type Raft = openraft::Raft<Groups, Served>;
+
+/// A [`Machine`], and the commands that learn what it applies.
+#[derive(Clone)]
+pub(super) struct Served {
+    pub(super) machine: Machine,
+    pub(super) commands: Arc<Commands>,
+}
+
+impl RaftStateMachine<Groups> for Served {
+    type SnapshotData = SnapshotData;
+    type SnapshotBuilder = SnapshotBuilder;
+
+    async fn applied_state(
+        &mut self,
+    ) -> Result<(Option<LogIdOf<Groups>>, StoredMembershipOf<Groups>), io::Error> {
+        self.machine.applied_state().await
+    }
+
+    async fn apply<S>(&mut self, entries: S) -> Result<(), io::Error>
+    where
+        S: Stream<Item = Result<EntryResponder<Groups>, io::Error>> + Unpin + OptionalSend,
+    {
+        let Self { machine, commands } = self.clone();
+        let waits = Arc::clone(&self.commands);
+        let applied = move |id, body: &Body, outcome| {
+            commands.has_applied();
+            match body {
+                EntryPayload::Blank => commands.began(id, machine.recorded().as_deref()),
+                EntryPayload::Normal(effects) => commands.applied(id, &effects.bytes, outcome),
+                EntryPayload::Membership(_) => Ok(()),
+            }
+        };
+        apply_all(&self.machine, entries, applied, move || waits.apply_has_no_room()).await
+    }
+
+    async fn try_create_snapshot_builder(&mut self, force: bool) -> Option<SnapshotBuilder> {
+        self.machine.try_create_snapshot_builder(force).await
+    }
+
+    async fn get_snapshot_builder(&mut self) -> SnapshotBuilder {
+        self.machine.get_snapshot_builder().await
+    }
+
+    async fn install_snapshot(
+        &mut self,
+        meta: &SnapshotMetaOf<Groups>,
+        snapshot: SnapshotData,
+    ) -> Result<(), io::Error> {
+        // Whatever this replica submitted is behind what it learns.
+        self.commands.follow();
+        let waits = Arc::clone(&self.commands);
+        install(&self.machine, meta, snapshot, move || waits.no_room_for_tables()).await?;
+        self.commands.has_applied();
+        Ok(())
+    }
+
+    async fn get_current_snapshot(&mut self) -> Result<Option<SnapshotOf<Groups, SnapshotData>>, io::Error> {
+        self.machine.get_current_snapshot().await
+    }
 }

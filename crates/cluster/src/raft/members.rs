@@ -1,22 +1,26 @@
-//! The members of a group, and how they are changed; what a replica has applied, and when that
-//! changes.
+//! The members of a group: how they are changed, what a replica has applied, and when that changes. Leadership is
+//! handed over where there is no room, and an operator is told what is wrong with a replica.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::time::Duration;
 
 use collie_db::{Db, Family, Snapshot};
 use openraft::LogIdOptionExt;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::{InitializeError, RaftError};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
-use crate::ids::ReplicaId;
+use crate::ids::{LeaderId, ReplicaId};
 use crate::raft::commands::{Row, Stored, Value};
 use crate::raft::elections::ElectionCause;
+use crate::raft::elections::elected;
+use crate::raft::machine::Raft;
 use crate::raft::replica::{Replica, ReplicaError, ReplicaState};
-use crate::raft::running::{Running, elected};
-use crate::raft::tasks::Raft;
+use crate::raft::running::Running;
 use crate::raft::types::Member;
+use crate::raftlog::StoreError;
 
 /// How often a replica that begins a group asks for votes before it waits as any other does.
 const FIRST_ELECTIONS: usize = 10;
@@ -224,6 +228,231 @@ impl Replica {
         ReplicaError::Raft {
             replica: self.id(),
             problem: error.to_string(),
+        }
+    }
+}
+
+/// From one attempt to hand leadership over to the next: so many times the longest time for an
+/// election.
+const PAUSE: u32 = 3;
+
+/// What serves waits for so long behind entries that most followers have no room for, before these are
+/// withdrawn: there may be room.
+const WITHDRAWN_AFTER: Duration = Duration::from_secs(2);
+
+/// An attempt to hand leadership over.
+pub(super) struct Handing {
+    at: Instant,
+    /// As whose leadership.
+    leader: LeaderId,
+    /// To which replica, if one was found.
+    to: Option<ReplicaId>,
+}
+
+impl Replica {
+    /// Hands leadership over to a member that has room, where this replica leads: it has none. Does nothing
+    /// where that was tried a moment ago, or where no other member says that it has room. Answers whom it
+    /// asked to lead; whether that one does shows later.
+    ///
+    /// From then on raft takes no proposals here, also when there is room again: call this until the
+    /// replica does not lead.
+    pub(crate) async fn hand_over(&self) -> Option<ReplicaId> {
+        let state = self.state().ok().filter(|state| state.leads)?;
+        let pause = self.options.times.election_max * PAUSE;
+        let before = {
+            let mut handing = self.handing.lock();
+            let same = handing.as_ref().filter(|last| last.leader == state.vote);
+            if handing.as_ref().is_some_and(|last| last.at.elapsed() < pause) {
+                return None;
+            }
+            let before = same.and_then(|last| last.to);
+            *handing = Some(Handing {
+                at: Instant::now(),
+                leader: state.vote,
+                to: before,
+            });
+            before
+        };
+        let (members, own) = (self.members().ok()?, self.id());
+        let running = self.running().ok()?;
+        let mut others = self.others(&members, before);
+        // Raft would wait for those that lack what this replica has, and for good where they have no room for
+        // it.
+        others.retain(|id| members.has_nearly_all(*id) && !running.followers.refuses(*id));
+        for to in others {
+            if let Err(problem) = self.transfer_to(to).await {
+                tracing::debug!(%problem, replica = own, to, "leadership cannot be handed over");
+                continue;
+            }
+            if let Some(handing) = &mut *self.handing.lock() {
+                handing.to = Some(to);
+            }
+            tracing::warn!(
+                replica = own,
+                group = self.group(),
+                to,
+                "there is no room for its log or its tables: leadership is handed over"
+            );
+            return Some(to);
+        }
+        None
+    }
+
+    /// Withdraws entries that most followers have no room for, where what serves has waited behind them for
+    /// a while: removals, the first entry of a leader, before which it answers nothing, or all commands, of
+    /// which no more may begin before those entries have an outcome. They are not
+    /// committed: a follower without them that becomes the leader removes them.
+    pub(crate) async fn withdraw_what_has_no_room(&self) -> Option<ReplicaId> {
+        let running = self.running().ok()?;
+        if !running.state().leads {
+            return None;
+        }
+        if !running.commands.takes_effects() {
+            running.followers.most_refuse_removals(|| running.members());
+        }
+        let times = running.followers.removals_are_refused_for(WITHDRAWN_AFTER)?;
+        let members = self.members().ok()?;
+        let refuse = running.followers.most_that_refuse(&members);
+        let mut able = self.others(&members, None);
+        able.retain(|id| refuse.contains(id));
+        // One that stands may lack what another one has, and is not elected: the next time it is its turn.
+        let turn = times % able.len().max(1);
+        able.rotate_left(turn);
+        for to in able {
+            if let Err(problem) = running.give_way_to(to).await {
+                tracing::debug!(%problem, replica = self.id(), to, "entries without room are not withdrawn");
+                continue;
+            }
+            tracing::warn!(
+                replica = self.id(),
+                group = self.group(),
+                to,
+                "the disks of so many followers are full that entries cannot be committed, and what removes waits behind \
+                 them: a replica without these entries is to lead"
+            );
+            return Some(to);
+        }
+        None
+    }
+
+    /// The other members that vote: those that have most of the log first, and the one that was asked
+    /// before, `late`, last.
+    fn others(&self, members: &Members, late: Option<ReplicaId>) -> Vec<ReplicaId> {
+        let own = self.id();
+        let mut others: Vec<_> = members.voters.iter().copied().filter(|id| *id != own).collect();
+        others.sort_by_key(|id| (Some(*id) == late, Reverse(members.matched.get(id).copied())));
+        others
+    }
+
+    /// Whether its tables are below this directory.
+    pub(crate) fn is_in(&self, dir: &Path) -> bool {
+        self.options.dir.starts_with(dir)
+    }
+
+    /// Has the store of its tables make room on its disk, as far as that can be.
+    pub(crate) async fn look_for_room(&self) {
+        if let Ok(running) = self.running() {
+            running.give_up_transfer().await;
+            running.machine.db().look_for_room();
+        }
+    }
+
+    /// Looks whether a vote could be saved now: a replica that could not save its own does not stand.
+    pub(crate) fn look_for_room_for_vote(&self) {
+        self.set_has_room_for_vote(self.options.log.check_vote().is_ok());
+    }
+
+    /// Whether apply has waited so long for room for tables.
+    pub(crate) fn waits_for_tables(&self, time: Duration) -> bool {
+        let waited = self
+            .running()
+            .ok()
+            .and_then(|running| running.commands.waits_for_tables());
+        waited.is_some_and(|waited| waited >= time)
+    }
+
+    /// Whether another replica was asked to lead, and this one still does.
+    pub(crate) fn is_handing_over(&self) -> bool {
+        let handing = self.handing.lock();
+        let asked = handing.as_ref().filter(|last| last.to.is_some());
+        asked.is_some_and(|last| {
+            let state = self.state().ok();
+            state.is_some_and(|state| state.leads && state.vote == last.leader)
+        })
+    }
+
+    /// How many elections it has won since it was started, of this cause.
+    #[must_use]
+    pub fn elections(&self, cause: ElectionCause) -> u64 {
+        self.elections.count(cause)
+    }
+
+    /// Whether it has failed too often, and is opened no more.
+    #[must_use]
+    pub fn is_quarantined(&self) -> bool {
+        matches!(self.running(), Err(ReplicaError::Quarantined { .. }))
+    }
+
+    /// What an operator is to know of this replica and to do about it: why it does not run, what it
+    /// waits for, and that it has failed lately.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        if let Err(ReplicaError::Quarantined { problem, .. }) = self.running() {
+            return Some(format!(
+                "has failed too often, and is opened no more ({problem}): remove the cause, and start the node again"
+            ));
+        }
+        if let Some(problem) = self.no_room() {
+            return Some(format!(
+                "cannot be opened until there is room on its disk ({problem}): make room"
+            ));
+        }
+        let log = &self.options.log;
+        if log.is_waiting() {
+            return Some("waits until there is room for its log: make room on its disk".to_owned());
+        }
+        if log.shortage().is_some() {
+            return Some("takes no writes, since the disk of its log is full: make room on it".to_owned());
+        }
+        if let Some(StoreError::Full {
+            used,
+            limit,
+            holder,
+            held,
+            why,
+            lasts: true,
+        }) = log.full()
+        {
+            let why = why.map_or_else(String::new, |why| format!(" of it, for {why}"));
+            return Some(format!(
+                "takes no writes, since its log has {used} of {limit} bytes: {holder} holds {held} bytes{why}"
+            ));
+        }
+        if self
+            .running()
+            .is_ok_and(|running| running.commands.waits_for_tables().is_some())
+        {
+            return Some("waits until there is room for its tables: make room on their disk".to_owned());
+        }
+        if let Some(problem) = self
+            .running()
+            .ok()
+            .and_then(|running| running.followers_problem())
+        {
+            return Some(problem);
+        }
+        match self.failures.last() {
+            (0, _) => None,
+            (count, last) => {
+                let (minutes, limit) = (
+                    self.options.times.failures.as_secs() / 60,
+                    self.options.limits.failures,
+                );
+                Some(format!(
+                    "has failed {count} times within {minutes} minutes, and is opened no more after {limit}; the last \
+                     time for: {last}"
+                ))
+            }
         }
     }
 }

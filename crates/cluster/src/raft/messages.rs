@@ -9,8 +9,7 @@ use openraft::raft::{
 use openraft::type_config::alias::EntryOf;
 
 use crate::raft::body;
-use crate::raft::ids::{from_log_id, from_vote, to_log_id, to_vote};
-use crate::raft::types::Groups;
+use crate::raft::types::{Groups, from_log_id, from_vote, to_log_id, to_vote};
 use crate::transport::wire::{Append, Appended, FRAME_MAX, LogEntry, Payload, Transfer, VoteAnswer};
 
 /// What the entries of one append may have beside their payloads, and the append beside them.

@@ -1,16 +1,11 @@
 //! What is openraft's: no other part of the crate names it, and nothing of it is on disk or on the
 //! wire. An upgrade of it runs all that `docs/design/decisions/0023-raft-log-store.md` names.
 
-mod applying;
 mod batching;
 mod body;
-mod coalescing;
 mod commands;
 mod elections;
-mod evaluation;
 mod followers;
-mod handing;
-mod ids;
 mod log_store;
 mod machine;
 mod members;
@@ -18,16 +13,9 @@ mod messages;
 mod network;
 mod options;
 mod partition;
-mod purging;
-mod quorum;
-mod receiving;
 mod replica;
 mod running;
-mod runtime;
-mod scanning;
-mod sending;
-mod settling;
-mod supervisor;
+mod snapshots;
 mod tasks;
 mod types;
 
@@ -39,5 +27,4 @@ pub use machine::{SnapshotBuilder, SnapshotData, open_machine};
 pub use members::{AppliedRows, Members};
 pub use options::{GroupLimits, GroupTimes};
 pub use replica::{CommandError, Executed, Replica, ReplicaError, ReplicaOptions, ReplicaState, Rows};
-pub use runtime::seed_draws;
-pub use types::{Effects, Groups, Member};
+pub use types::{Effects, Groups, Member, seed_draws};

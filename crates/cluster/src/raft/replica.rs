@@ -14,15 +14,13 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::blocking::blocking;
 use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
-use crate::proposals::{Answer, Effects, Evaluation, NotOpen, NotSubmitted, Stale};
-use crate::raft::commands::{Changes, Row, Stored, Submitted, Value};
+use crate::proposals::{Answer, Attempt, Effects, NotOpen, NotSubmitted, Stale};
+use crate::raft::commands::{Changes, Row, Stored, Submitted, Value, answer};
 use crate::raft::elections::Elections;
 use crate::raft::followers::FullDisks;
-use crate::raft::handing::Handing;
+use crate::raft::members::Handing;
 use crate::raft::options::{GroupLimits, GroupTimes};
-use crate::raft::running::Running;
-use crate::raft::settling::answer;
-use crate::raft::supervisor::{Failures, supervise};
+use crate::raft::running::{Failures, Running, supervise};
 use crate::raft::types::Member;
 use crate::raftlog::{Patience, ReplicaLog, StoreError};
 use crate::replica_store::{FieldError, MachineError, MachineOptions};
@@ -183,7 +181,7 @@ impl From<NotSubmitted> for CommandError {
 /// The rows as a command finds them.
 pub struct Rows<'a> {
     running: &'a Running,
-    evaluation: &'a mut Evaluation,
+    evaluation: &'a mut Attempt,
 }
 
 impl Rows<'_> {

@@ -1,6 +1,6 @@
-//! A replica from one opening to its end.
+//! A replica from one opening to its end, and opening it again when it has failed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -8,32 +8,29 @@ use std::time::Duration;
 
 use collie_db::Family;
 use openraft::async_runtime::watch::WatchReceiver;
-use openraft::type_config::alias::VoteOf;
 use openraft::{Instant as _, LogIdOptionExt, RaftMetrics};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::blocking::blocking;
 use crate::ids::{ReplicaId, Vote};
-use crate::proposals::{Evaluation, Stale};
-use crate::raft::applying::Served;
+use crate::proposals::{Attempt, Stale};
 use crate::raft::batching::BESIDE_EFFECTS;
-use crate::raft::commands::{Changes, Commands};
-use crate::raft::elections::{ElectionCause, Elections};
+use crate::raft::commands::{Changes, Commands, count as changed};
+use crate::raft::elections::elected;
+use crate::raft::elections::{ElectionCause, Elections, Quorum};
 use crate::raft::followers::Followers;
-use crate::raft::ids::{from_leader, from_log_id};
-use crate::raft::machine::open_machine;
+use crate::raft::machine::{Raft, Served, open_machine};
 use crate::raft::messages::{from_vote_response, to_transfer, to_vote_request};
 use crate::raft::network::Links;
 use crate::raft::options::config;
-use crate::raft::purging::purge;
-use crate::raft::quorum::Quorum;
-use crate::raft::receiving::{self, Receiving};
-use crate::raft::replica::{CommandError, ReplicaError, ReplicaOptions, ReplicaState};
-use crate::raft::tasks::{self, Raft};
-use crate::raft::types::{Groups, Member};
+use crate::raft::replica::{CommandError, Now, ReplicaError, ReplicaOptions, ReplicaState};
+use crate::raft::snapshots::{self, Receiving};
+use crate::raft::tasks;
+use crate::raft::tasks::purge;
+use crate::raft::types::{Groups, Member, from_leader, from_log_id};
 use crate::raftlog::{Holding, Purpose, Reserved};
 use crate::replica_store::Machine;
 use crate::replica_store::effects::EffectsBuf;
@@ -200,7 +197,7 @@ impl Running {
     }
 
     /// Begins the evaluation of a command that has locked its rows, in this family.
-    pub(super) fn begin(&self, locked: &Family) -> Result<Evaluation, CommandError> {
+    pub(super) fn begin(&self, locked: &Family) -> Result<Attempt, CommandError> {
         let evaluation = self.commands.leading.begin()?;
         // What was learned by a snapshot is another family, whose locks are others. If that happens
         // from here on, the evaluation is stale: the replica follows before it adopts anything.
@@ -428,15 +425,15 @@ impl Running {
             }
             Request::Offer(offer) => {
                 let mut receiving = self.receiving.lock().await;
-                receiving::offered(&self.machine, &mut receiving, from, offer).await
+                snapshots::offered(&self.machine, &mut receiving, from, offer).await
             }
             Request::Piece(piece) => {
                 let mut receiving = self.receiving.lock().await;
-                receiving::piece(&mut receiving, from, piece).await
+                snapshots::piece(&mut receiving, from, piece).await
             }
             Request::SnapshotEnd(end) => {
                 let mut receiving = self.receiving.lock().await;
-                receiving::ended(&self.raft, &self.machine, &mut receiving, from, end).await
+                snapshots::ended(&self.raft, &self.machine, &mut receiving, from, end).await
             }
             Request::HandOver(HandOver { to }) => match self.hand_over(to).await {
                 Ok(()) => Response::HandingOver,
@@ -455,8 +452,116 @@ async fn look_at(at: Option<Instant>) {
     }
 }
 
-/// Who leads. Raft calls a replica that begins its group the leader of term 0, before it has asked
-/// anybody for a vote.
-pub(super) fn elected(leader: Option<ReplicaId>, vote: &VoteOf<Groups>) -> Option<ReplicaId> {
-    leader.filter(|_| vote.leader_id.term > 0)
+/// The pause before a replica is opened again, for each of its failures.
+const PAUSE: Duration = Duration::from_millis(500);
+/// The pause before it is looked again whether there is room for opening it.
+const ROOM_PAUSE: Duration = Duration::from_secs(1);
+
+/// The failures of a replica that count together.
+pub(super) struct Failures {
+    within: Duration,
+    known: Mutex<(VecDeque<Instant>, String)>,
+}
+
+impl Failures {
+    /// None yet. Those within so long count together.
+    pub(super) fn new(within: Duration) -> Self {
+        Self {
+            within,
+            known: Mutex::default(),
+        }
+    }
+
+    /// Adds one; says how many count.
+    fn add(&self, problem: &str) -> usize {
+        let mut known = self.known.lock();
+        known.0.push_back(Instant::now());
+        problem.clone_into(&mut known.1);
+        drop(known);
+        self.last().0
+    }
+
+    /// How many count now, and the last one.
+    pub(super) fn last(&self) -> (usize, String) {
+        let mut known = self.known.lock();
+        let (times, _) = &mut *known;
+        while times.front().is_some_and(|first| first.elapsed() > self.within) {
+            times.pop_front();
+        }
+        (known.0.len(), known.1.clone())
+    }
+}
+
+/// Runs a replica until `stop`. One that fails is opened again from what is durable of it; one that
+/// fails too often is quarantined. One whose disk is full waits until it can be opened.
+pub(super) async fn supervise(
+    options: ReplicaOptions,
+    (failures, elections): (Arc<Failures>, Arc<Elections>),
+    now: watch::Sender<Now>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let replica = options.log.replica();
+    let say = |next| {
+        now.send_replace(next);
+        changed(&options.changes);
+    };
+    loop {
+        let failed = match Running::open(&options, &elections).await {
+            Ok(running) => {
+                say(Now::Running(running.clone()));
+                let quorum = Quorum::new(replica, options.times.election_max);
+                let ended = tokio::select! {
+                    biased;
+                    _ = stop.wait_for(|stop| *stop) => None,
+                    ended = running.ended(quorum) => Some(ended),
+                };
+                say(Now::Opening);
+                if let Err(error) = running.close().await {
+                    tracing::warn!(%error, replica, "the store of a replica cannot be closed");
+                }
+                ended
+            }
+            Err(ReplicaError::Machine(error)) if error.is_no_room() && !*stop.borrow() => {
+                let problem = error.to_string();
+                if !matches!(&*now.borrow(), Now::NoRoom(_)) {
+                    tracing::error!(
+                        replica,
+                        problem,
+                        "a replica is opened as soon as there is room on its disk"
+                    );
+                }
+                say(Now::NoRoom(problem));
+                pause(ROOM_PAUSE, &mut stop).await;
+                continue;
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        let Some(problem) = failed.filter(|_| !*stop.borrow()) else {
+            say(Now::Closed);
+            return;
+        };
+        let count = failures.add(&problem);
+        if count >= options.limits.failures {
+            tracing::error!(
+                replica,
+                problem,
+                "a replica has failed too often, and is opened no more: the others of its group go on; remove the cause, \
+                 and start the node again"
+            );
+            say(Now::Quarantined(problem));
+            return;
+        }
+        tracing::error!(replica, problem, "a replica has failed, and is opened again");
+        // What it failed for, such as want of files, may pass.
+        pause(PAUSE * u32::try_from(count).unwrap_or(u32::MAX), &mut stop).await;
+    }
+}
+
+/// Ends with `stop` at the latest.
+async fn pause(time: Duration, stop: &mut watch::Receiver<bool>) {
+    tokio::select! {
+        biased;
+        _ = stop.wait_for(|stop| *stop) => {}
+        () = sleep(time) => {}
+    }
 }

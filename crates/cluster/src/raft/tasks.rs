@@ -1,4 +1,5 @@
-//! The tasks of a replica that runs: proposing, confirming reads, and appending what a leader sends.
+//! The tasks of a replica that runs: proposing, confirming reads, appending what a leader sends, and purging the
+//! log.
 
 use std::future::ready;
 use std::pin::pin;
@@ -7,34 +8,34 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::{self, FuturesUnordered};
-use openraft::ReadPolicy;
-use openraft::errors::ClientWriteError;
+use openraft::async_runtime::watch::WatchReceiver;
+use openraft::errors::{ClientWriteError, Fatal};
 use openraft::impls::ProgressResponder;
 use openraft::raft::ClientWriteResult;
-use tokio::sync::{mpsc, watch};
+use openraft::{LogIdOptionExt, RaftMetrics, ReadPolicy};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, sleep};
 
+use crate::ids::ReplicaId;
 use crate::proposals::{Outcome, Ticket};
-use crate::raft::applying::Served;
 use crate::raft::batching::Batches;
 use crate::raft::body::removes_only;
 use crate::raft::commands::{Commands, Reader, Waiter};
-use crate::raft::followers::Anew;
-use crate::raft::ids::{from_leader, to_leader};
+use crate::raft::followers::{Anew, Followers};
+use crate::raft::machine::Raft;
 use crate::raft::messages::{from_appended, to_append};
-use crate::raft::types::Groups;
+use crate::raft::network::Links;
+use crate::raft::types::{Groups, from_leader, to_leader};
 use crate::raftlog::{Purpose, ReplicaLog, Reserved, StoreError};
-use crate::replica_store::Outcome as Applied;
+use crate::replica_store::{Machine, Outcome as Applied};
 use crate::transport::Reply;
-use crate::transport::wire::{Append, LogEntry, Refusal, Response};
+use crate::transport::wire::{Append, LogEntry, NodeId, Refusal, Request, Response, Room};
 
 /// Appends of a leader that raft has at one time.
 const PIPELINE: usize = 16;
 /// An entry goes to raft when raft has answered for the one before it, and after this time in any case:
 /// far replicas answer late, and raft may never answer for an entry of a term that is over.
 const NEXT_ENTRY: Duration = Duration::from_millis(20);
-
-pub(super) type Raft = openraft::Raft<Groups, Served>;
 
 /// Hands entries to raft in the order of their submission, each under the leader that computed it,
 /// until `stop`; and says what became of each, however long that takes. What is submitted while raft
@@ -205,4 +206,123 @@ pub(super) async fn send_anew(raft: Raft, mut asked: mpsc::UnboundedReceiver<Ane
         // It waits no longer.
         let _gone = done.send(());
     }
+}
+
+/// Raft has a snapshot of what was flushed within this time, or is asked again: while it builds one, it
+/// ignores requests for the next.
+const SNAPSHOT_WITHIN: Duration = Duration::from_millis(100);
+
+/// A follower that has refused entries for so many times the longest time for an election, for want of room,
+/// is asked whether it takes tables.
+const TABLES_AFTER: u32 = 4;
+
+/// After each flush, and whenever the log wants room: gives raft its new snapshot, and purges the entries
+/// that the log does not keep. Followers that lack some of them get tables.
+///
+/// openraft 0.10.0-alpha.37 panics where a purge overtakes an apply that is queued (issue 2116 there).
+/// None of these can: what is flushed was applied before.
+pub(super) async fn purge(
+    raft: Raft,
+    machine: Machine,
+    flushed: Arc<Notify>,
+    followers: Arc<Followers>,
+    links: Links,
+) {
+    loop {
+        let mut want_tables = Vec::new();
+        tokio::select! {
+            () = flushed.notified() => {}
+            () = machine.log().purge_wanted() => {}
+            () = followers.refused() => {
+                want_tables = followers.without_room_for(links.times.election_max * TABLES_AFTER);
+                if want_tables.is_empty() {
+                    continue;
+                }
+            }
+        }
+        let in_tables = machine.snapshot().map(|position| position.applied.index);
+        if has_snapshot(&raft, in_tables).await.is_err() {
+            return;
+        }
+        let lag = lag(&raft);
+        machine.log().note_holding(machine.holding(&lag));
+        let needed = lag.iter().map(|(_, _, last)| *last);
+        let limit = match take_tables(&want_tables, &machine, &lag, &links).await {
+            takers if takers.is_empty() => machine.purge_limit(needed),
+            takers => {
+                let others = lag.iter().filter(|(id, ..)| !takers.contains(id));
+                machine.purge_limit_for_tables(others.map(|(_, _, last)| *last))
+            }
+        };
+        let Some(limit) = limit else {
+            continue;
+        };
+        // Raft purges nothing that its snapshot lacks, and more was flushed meanwhile.
+        if has_snapshot(&raft, Some(limit)).await.is_err() {
+            return;
+        }
+        if raft.trigger().purge_log(limit).await.is_err() {
+            return;
+        }
+        followers.give_up_below(limit);
+        machine.log().note_holding(machine.holding(&lag));
+    }
+}
+
+/// Those of the followers that have room for tables, and none for entries. What was removed since may have
+/// made the tables small, and a full disk is relieved when they take the place of its own.
+async fn take_tables(
+    want: &[ReplicaId],
+    machine: &Machine,
+    lag: &[(ReplicaId, NodeId, u64)],
+    links: &Links,
+) -> Vec<ReplicaId> {
+    let mut takers = Vec::new();
+    for (id, node, _) in lag.iter().filter(|(id, ..)| want.contains(id)) {
+        let bytes = machine.bytes();
+        let asked = links.ask((*node, *id), Request::Room(Room { bytes }));
+        if matches!(asked.await, Ok(Response::HasRoom)) {
+            tracing::info!(
+                follower = id,
+                node,
+                bytes,
+                "a follower without room for entries gets tables"
+            );
+            takers.push(*id);
+        }
+    }
+    takers
+}
+
+/// Returns when raft's snapshot has everything up to this index, which is in tables.
+///
+/// # Errors
+/// Raft has ended.
+async fn has_snapshot(raft: &Raft, index: Option<u64>) -> Result<(), Fatal<Groups>> {
+    let has = |now: &RaftMetrics<Groups>| now.snapshot.index() >= index;
+    while !has(&raft.metrics().borrow_watched()) {
+        raft.trigger().snapshot().await?;
+        // An error: it is asked again, or has ended, which that request returns.
+        drop(
+            raft.wait(Some(SNAPSHOT_WITHIN))
+                .metrics(has, "a snapshot of what is flushed")
+                .await,
+        );
+    }
+    Ok(())
+}
+
+/// The members as their leader knows them: the last entry that each of the others has. None on a follower.
+fn lag(raft: &Raft) -> Vec<(ReplicaId, NodeId, u64)> {
+    let metrics = raft.metrics();
+    let now = metrics.borrow_watched();
+    let nodes = now.membership_config.membership();
+    let matched = now.replication.iter().flatten();
+    matched
+        .filter(|(id, _)| **id != now.id)
+        .map(|(id, last)| {
+            let node = nodes.get_node(id).map_or(0, |member| member.node);
+            (*id, node, last.index().unwrap_or(0))
+        })
+        .collect()
 }

@@ -6,7 +6,7 @@ use collie_log::{LogError, Lsn};
 
 use crate::ids::{GroupId, ReplicaId};
 use crate::raftlog::frames::FrameError;
-use crate::raftlog::limit::Holding;
+use crate::raftlog::state::Holding;
 
 /// An error of the log store.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -15,11 +15,10 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::ids::ReplicaId;
 use crate::raftlog::error::StoreError;
 use crate::raftlog::node_log::{NodeLog, NodeLogOptions, Shared};
 use crate::raftlog::replica_log::ReplicaLog;
-use crate::transport::wire::NodeId;
+use crate::raftlog::state::Holding;
 
 /// The limit that a disk of any size has room for; and that of a disk that does not say its size.
 const LIMIT_MOST: u64 = 2 << 30;
@@ -55,55 +54,6 @@ impl Retention {
         Self {
             margin: limit / 16,
             lagging: limit / 2,
-        }
-    }
-}
-
-/// Why the log still has entries of a replica.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Holding {
-    /// The replica is not run, so that nothing is known.
-    #[default]
-    NotRun,
-    /// Its tables do not have them yet.
-    Tables,
-    /// A follower lacks them.
-    Follower {
-        /// The follower.
-        replica: ReplicaId,
-        /// Where it is.
-        node: NodeId,
-    },
-    /// They are behind tables that another replica is getting.
-    Transfer,
-    /// They are the last ones, which are kept for replicas that may lack them.
-    Margin,
-}
-
-impl Holding {
-    /// One word for it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::NotRun => "not_run",
-            Self::Tables => "tables",
-            Self::Follower { .. } => "follower",
-            Self::Transfer => "transfer",
-            Self::Margin => "margin",
-        }
-    }
-}
-
-impl std::fmt::Display for Holding {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::NotRun => write!(f, "a replica that is not run"),
-            Self::Tables => write!(f, "entries that its tables do not have yet"),
-            Self::Follower { replica, node } => {
-                write!(f, "entries that replica {replica} on node {node} lacks")
-            }
-            Self::Transfer => write!(f, "entries behind tables that another replica is getting"),
-            Self::Margin => write!(f, "its last entries, for replicas that may lack them"),
         }
     }
 }

@@ -15,9 +15,8 @@ use crate::raftlog::error::StoreError;
 use crate::raftlog::frames::{Directory, Frame, Listed, NODE_STREAM, STREAMS, Tombstone};
 use crate::raftlog::limit::{Limit, Retention};
 use crate::raftlog::recovery::{QUARANTINED, Quarantined, Recovered, Recovery};
-use crate::raftlog::replica::Replica;
 use crate::raftlog::replica_log::ReplicaLog;
-use crate::raftlog::state::{Identity, ReplicaState};
+use crate::raftlog::state::{Identity, Replica, ReplicaState};
 
 /// Who holds the log for stream 0.
 const NODE_HOLDER: &str = "raft/node";

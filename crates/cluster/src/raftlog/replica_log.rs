@@ -9,11 +9,10 @@ use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
 use crate::raftlog::error::StoreError;
 use crate::raftlog::frames::{ENTRIES_HEAD, ENTRY_HEAD, Entries, Frame, Payloads, PayloadsBuf};
 use crate::raftlog::index::Run;
-use crate::raftlog::limit::{Cuts, Holding};
+use crate::raftlog::limit::Cuts;
 use crate::raftlog::node_log::{NodeLog, Shared};
-use crate::raftlog::replica::{Live, Replica};
 use crate::raftlog::room::Patience;
-use crate::raftlog::state::ReplicaState;
+use crate::raftlog::state::{Holding, Live, Replica, ReplicaState};
 
 /// An entry of a group's log.
 #[derive(Debug, Clone, PartialEq, Eq)]

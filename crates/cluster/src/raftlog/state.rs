@@ -1,11 +1,17 @@
-//! What is known of a replica. Recovery builds it from the frames of the stream, and an open log
-//! changes it by the same frames: there is one reading of them.
+//! A replica of an open log: what its frames say, its last entries, and what it holds of the log. Recovery
+//! builds the state from the frames of the stream, and an open log changes it by the same frames: there is
+//! one reading of them.
 
-use collie_log::{Lsn, Span};
+use std::sync::Arc;
+
+use collie_log::{Log, Lsn, Span};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use crate::ids::{EntryId, GroupId, ReplicaId, Vote};
-use crate::raftlog::frames::{Entries, Frame, State};
-use crate::raftlog::index::{Index, Run};
+use crate::raftlog::frames::{Entries, Frame, Listed, State};
+use crate::raftlog::index::{Cache, Index, Run};
+use crate::transport::wire::NodeId;
 
 /// Whose stream it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -325,4 +331,173 @@ impl ReplicaState {
 
 fn said(id: Option<EntryId>) -> String {
     id.map_or_else(|| "none".to_owned(), |id| id.to_string())
+}
+
+/// A replica. Its `live` is locked for every frame that is appended: the lock orders the stream.
+pub(super) struct Replica {
+    pub(super) stream: u32,
+    pub(super) identity: Identity,
+    pub(super) live: Mutex<Live>,
+    holder: String,
+    /// From where on it holds the log. Locked after `live`.
+    pinned: Mutex<Lsn>,
+    /// Why, as who purges it last saw.
+    holding: Mutex<Holding>,
+    /// Wakes who purges it.
+    pub(super) wanted: Notify,
+}
+
+/// The name by which a replica holds the log.
+pub(crate) fn replica_holder(replica: ReplicaId, group: GroupId) -> String {
+    format!("raft/replica {replica} of group {group}")
+}
+
+/// What changes with every frame.
+#[derive(Default)]
+pub(super) struct Live {
+    pub(super) state: ReplicaState,
+    pub(super) cache: Cache,
+    /// Where payloads are encoded.
+    pub(super) payload: Vec<u8>,
+    /// What the last frame said is committed.
+    pub(super) committed_said: Option<u64>,
+}
+
+impl Replica {
+    pub(super) fn new(stream: u32, identity: Identity, state: ReplicaState) -> Self {
+        Self {
+            stream,
+            identity,
+            live: Mutex::new(Live {
+                committed_said: state.committed_index(),
+                state,
+                ..Live::default()
+            }),
+            holder: replica_holder(identity.replica, identity.group),
+            pinned: Mutex::new(0),
+            holding: Mutex::default(),
+            wanted: Notify::new(),
+        }
+    }
+
+    /// Holds the log from `oldest` on, and lets go of what is below. All that says so must be
+    /// durable.
+    pub(super) fn pin(&self, log: &Log, oldest: Lsn) {
+        let mut pinned = self.pinned.lock();
+        if *pinned < oldest {
+            *pinned = oldest;
+            log.retain(&self.holder, oldest);
+        }
+    }
+
+    /// Lets go of the log for good.
+    pub(super) fn unpin(&self, log: &Log) {
+        *self.pinned.lock() = Lsn::MAX;
+        log.release(&self.holder);
+    }
+
+    /// From where on it holds the log.
+    pub(super) fn pinned(&self) -> Lsn {
+        *self.pinned.lock()
+    }
+
+    /// The name by which it holds the log.
+    pub(super) fn holder(&self) -> &str {
+        &self.holder
+    }
+
+    /// Why it holds the log.
+    pub(super) fn holding(&self) -> Holding {
+        *self.holding.lock()
+    }
+
+    pub(super) fn set_holding(&self, holding: Holding) {
+        *self.holding.lock() = holding;
+    }
+
+    /// Its line of a directory that is about to be appended.
+    pub(super) fn list(self: &Arc<Self>) -> (Listed, Arc<Self>) {
+        let live = self.live.lock();
+        let line = Listed {
+            stream: self.stream,
+            group: self.identity.group,
+            replica: self.identity.replica,
+            generation: self.identity.generation,
+            last_frame: live.state.last_frame,
+            oldest: Some(live.state.oldest_needed_once_named()),
+        };
+        (line, Arc::clone(self))
+    }
+
+    /// Forgets payloads of entries in frames that end at `cut` or before.
+    pub(super) fn trim_cache(&self, cut: Lsn) {
+        self.live.lock().trim_cache(cut);
+    }
+}
+
+impl Live {
+    /// Whether a frame says what is committed.
+    pub(super) fn has_said_committed(&self) -> bool {
+        self.committed_said == self.state.committed_index()
+    }
+
+    pub(super) fn trim_cache(&mut self, cut: Lsn) {
+        while let Some(first) = self.cache.first() {
+            match self.state.index.run_of(first) {
+                Some(run) if run.lsn + u64::from(run.bytes) > cut => return,
+                Some(run) => self.cache.drop_below(run.end()),
+                // Purged, or truncated: it should not be here.
+                None => self.cache.drop_below(first + 1),
+            }
+        }
+    }
+}
+
+/// Why the log still has entries of a replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Holding {
+    /// The replica is not run, so that nothing is known.
+    #[default]
+    NotRun,
+    /// Its tables do not have them yet.
+    Tables,
+    /// A follower lacks them.
+    Follower {
+        /// The follower.
+        replica: ReplicaId,
+        /// Where it is.
+        node: NodeId,
+    },
+    /// They are behind tables that another replica is getting.
+    Transfer,
+    /// They are the last ones, which are kept for replicas that may lack them.
+    Margin,
+}
+
+impl Holding {
+    /// One word for it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NotRun => "not_run",
+            Self::Tables => "tables",
+            Self::Follower { .. } => "follower",
+            Self::Transfer => "transfer",
+            Self::Margin => "margin",
+        }
+    }
+}
+
+impl std::fmt::Display for Holding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NotRun => write!(f, "a replica that is not run"),
+            Self::Tables => write!(f, "entries that its tables do not have yet"),
+            Self::Follower { replica, node } => {
+                write!(f, "entries that replica {replica} on node {node} lacks")
+            }
+            Self::Transfer => write!(f, "entries behind tables that another replica is getting"),
+            Self::Margin => write!(f, "its last entries, for replicas that may lack them"),
+        }
+    }
 }

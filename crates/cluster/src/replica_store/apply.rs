@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 use crate::ids::EntryId;
 use crate::replica_store::effects::{self, Effect};
 use crate::replica_store::error::{FieldError, MachineError};
-use crate::replica_store::keys::{APPLIED, MEMBERSHIP, RECORDED, count_key, data_key, sequence_number};
-use crate::replica_store::meta::{encode_applied, encode_membership};
+use crate::replica_store::keys::{
+    APPLIED, MEMBERSHIP, RECORDED, count_key, data_key, encode_applied, encode_membership, sequence_number,
+};
 use crate::replica_store::positions::Membership;
 use crate::replica_store::proposals::Verdict;
-use crate::replica_store::store::Machine;
+use crate::replica_store::store::{Applying, Machine};
 
 /// What an entry does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,15 +34,6 @@ pub enum Outcome {
     Taken,
     /// It has effects, which were not taken.
     Skipped,
-}
-
-/// What applying goes on from.
-#[derive(Debug, Default)]
-pub(super) struct Applying {
-    /// As the tables have it.
-    pub(super) recorded: Option<Vec<u8>>,
-    /// How many keys slots have, as far as that was asked for: at most one number for each slot.
-    pub(super) counts: BTreeMap<u16, u64>,
 }
 
 /// Whether a call may wait for background work, and read from tables.

@@ -4,8 +4,7 @@
 //! take place in their order and all at once.
 
 use crate::replica_store::error::FieldError;
-use crate::replica_store::fields::{Fields, put_bytes};
-use crate::replica_store::keys::{DATA_HEAD, SLOTS};
+use crate::replica_store::keys::{DATA_HEAD, Fields, SLOTS, put_bytes};
 
 /// The version of the layout.
 pub const VERSION: u8 = 1;

@@ -1,9 +1,13 @@
-//! The keys of a replica's store, and the sequence numbers of its commits.
+//! The keys of a replica's store, the sequence numbers of its commits, and the records beside the data. Their
+//! fields are little-endian, and each is checked: every byte is accounted for.
+
+use std::sync::Arc;
 
 use collie_log::Lsn;
 
-use crate::ids::ReplicaId;
-use crate::replica_store::error::MachineError;
+use crate::ids::{EntryId, LeaderId, ReplicaId};
+use crate::replica_store::error::{FieldError, MachineError};
+use crate::replica_store::positions::Membership;
 
 /// Slots of a cluster; a key is in one of them.
 pub const SLOTS: u16 = 16_384;
@@ -76,6 +80,147 @@ pub(super) fn index_of(seq: Lsn) -> Option<u64> {
 /// The last sequence number of an entry; of an index that has none, the last of all.
 pub(super) fn last_of(index: u64) -> Lsn {
     FIRST + ((index.min(LAST_INDEX) + 1) << PER_ENTRY) - 1
+}
+
+pub(super) fn encode_applied(id: EntryId) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    put_entry_id(&mut bytes, id);
+    bytes
+}
+
+pub(super) fn decode_applied(bytes: &[u8]) -> Result<EntryId, FieldError> {
+    let mut fields = Fields::new(bytes);
+    let id = fields.entry_id()?;
+    fields.end()?;
+    Ok(id)
+}
+
+pub(super) fn encode_membership(membership: &Membership) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    put_entry_id(&mut bytes, membership.id);
+    bytes.extend_from_slice(&membership.members);
+    bytes
+}
+
+pub(super) fn decode_membership(bytes: &[u8]) -> Result<Membership, FieldError> {
+    let mut fields = Fields::new(bytes);
+    let id = fields.entry_id()?;
+    let members = Arc::from(fields.take(fields.left(), "the members")?);
+    Ok(Membership { id, members })
+}
+
+/// The number of keys in a slot; 0 where nothing is recorded.
+pub(super) fn decode_count(bytes: Option<&[u8]>) -> Result<u64, FieldError> {
+    let Some(bytes) = bytes else {
+        return Ok(0);
+    };
+    let mut fields = Fields::new(bytes);
+    let count = fields.u64("a number of keys")?;
+    fields.end()?;
+    Ok(count)
+}
+
+/// Bytes, and how far they were read.
+#[derive(Debug)]
+pub(super) struct Fields<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Fields<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0 }
+    }
+
+    pub(super) fn at(&self) -> usize {
+        self.at
+    }
+
+    pub(super) fn left(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
+    pub(super) fn wrong(&self, at: usize, expected: &'static str, found: impl ToString) -> FieldError {
+        FieldError {
+            at,
+            expected,
+            found: found.to_string(),
+        }
+    }
+
+    pub(super) fn take(&mut self, len: usize, expected: &'static str) -> Result<&'a [u8], FieldError> {
+        let rest = self.bytes.get(self.at..).unwrap_or_default();
+        let Some(found) = rest.get(..len) else {
+            return Err(self.wrong(self.at, expected, format!("{} bytes", rest.len())));
+        };
+        self.at += len;
+        Ok(found)
+    }
+
+    fn array<const N: usize>(&mut self, expected: &'static str) -> Result<[u8; N], FieldError> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N, expected)?);
+        Ok(array)
+    }
+
+    pub(super) fn u8(&mut self, expected: &'static str) -> Result<u8, FieldError> {
+        self.array(expected).map(|[byte]| byte)
+    }
+
+    pub(super) fn u16(&mut self, expected: &'static str) -> Result<u16, FieldError> {
+        self.array(expected).map(u16::from_le_bytes)
+    }
+
+    pub(super) fn u32(&mut self, expected: &'static str) -> Result<u32, FieldError> {
+        self.array(expected).map(u32::from_le_bytes)
+    }
+
+    pub(super) fn u64(&mut self, expected: &'static str) -> Result<u64, FieldError> {
+        self.array(expected).map(u64::from_le_bytes)
+    }
+
+    /// Bytes behind their length (u32), which is from `least` to `most`.
+    pub(super) fn bytes(
+        &mut self,
+        (least, most): (usize, usize),
+        expected: &'static str,
+    ) -> Result<&'a [u8], FieldError> {
+        let at = self.at;
+        let len = self.u32(expected)? as usize;
+        if !(least..=most).contains(&len) {
+            return Err(self.wrong(at, expected, format!("a length of {len}")));
+        }
+        self.take(len, expected)
+    }
+
+    pub(super) fn entry_id(&mut self) -> Result<EntryId, FieldError> {
+        Ok(EntryId {
+            leader: LeaderId {
+                term: self.u64("a term")?,
+                replica: self.u64("a replica")?,
+            },
+            index: self.u64("an index")?,
+        })
+    }
+
+    pub(super) fn end(&self) -> Result<(), FieldError> {
+        match self.left() {
+            0 => Ok(()),
+            more => Err(self.wrong(self.at, "the end", format!("{more} more bytes"))),
+        }
+    }
+}
+
+/// Writes bytes behind their length. What the callers encode is shorter than 4 GiB.
+pub(super) fn put_bytes(to: &mut Vec<u8>, bytes: &[u8]) {
+    to.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+    to.extend_from_slice(bytes);
+}
+
+pub(super) fn put_entry_id(to: &mut Vec<u8>, id: EntryId) {
+    for field in [id.leader.term, id.leader.replica, id.index] {
+        to.extend_from_slice(&field.to_le_bytes());
+    }
 }
 
 #[cfg(test)]

@@ -14,31 +14,23 @@
 //!
 //! All calls block but those that say otherwise. The layouts are drawn in `docs/design/formats/cluster.md`.
 
-mod adopt;
 mod apply;
-mod description;
 pub mod effects;
 mod error;
-mod fields;
-mod journal;
 mod keys;
-mod meta;
 mod open;
 mod positions;
 mod proposals;
-mod rows;
 mod staging;
 mod store;
 mod transfer;
 
-pub use adopt::Unsettled;
 pub use apply::{Change, Outcome};
-pub use description::{Described, Description};
 pub use error::{FieldError, MachineError};
 pub use keys::{SLOTS, data_key, sequence_number};
+pub use open::Unsettled;
 pub use positions::{Membership, Position};
 pub use proposals::{Proposals, Runs, Verdict};
-pub use rows::{DataPart, DataRow};
 pub use staging::{Missing, Staged, Staging};
-pub use store::{Machine, MachineOptions, OnFlush};
-pub use transfer::{PIECE_BYTES, Transfer};
+pub use store::{DataPart, DataRow, Machine, MachineOptions, OnFlush};
+pub use transfer::{Described, Description, PIECE_BYTES, Transfer};

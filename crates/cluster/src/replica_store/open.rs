@@ -1,21 +1,21 @@
-//! Opening a state machine: what its tables hold, and whether the log goes with them.
+//! Opening a state machine: what its tables hold, and whether the log goes with them. And taking over what
+//! another replica transferred, which brings the log to where the tables are.
 
 use std::path::Path;
 
 use collie_db::{Db, Journal};
-use collie_io::Device;
 use parking_lot::Mutex;
 
 use crate::raftlog::ReplicaLog;
-use crate::replica_store::adopt::Unsettled;
-use crate::replica_store::apply::Applying;
 use crate::replica_store::error::MachineError;
-use crate::replica_store::journal::LogJournal;
-use crate::replica_store::keys::{APPLIED, MEMBERSHIP, RECORDED, index_of};
-use crate::replica_store::meta::{decode_applied, decode_membership};
+use crate::replica_store::keys::{
+    APPLIED, MEMBERSHIP, RECORDED, decode_applied, decode_membership, index_of,
+};
 use crate::replica_store::positions::Position;
-use crate::replica_store::staging;
-use crate::replica_store::store::{Inner, Machine, MachineOptions, staged, transfers};
+use crate::replica_store::staging::{self, Staged};
+use crate::replica_store::store::{
+    Applying, Inner, LogJournal, Machine, MachineOptions, remove, staged, transfers,
+};
 
 impl Machine {
     /// Opens the state machine in `dir` of the replica whose log this is, or makes an empty one. It
@@ -133,12 +133,85 @@ impl Machine {
     }
 }
 
-/// Removes a directory, if it is there.
-pub(super) fn remove(device: &dyn Device, dir: &Path) -> Result<(), MachineError> {
-    match device.remove_dir_all(dir) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(MachineError::io("remove", dir, error))
+/// A state machine whose tables may be ahead of its log. It goes on once the log says so.
+#[derive(Debug)]
+#[must_use = "the log must be purged before anything is appended or applied"]
+pub struct Unsettled {
+    machine: Machine,
+    /// Whether the log is behind the tables.
+    behind: bool,
+}
+
+impl Machine {
+    /// Replaces everything by what was transferred. The order is: the files are durable, they become
+    /// the content by one record of the store's manifest, and then the log is purged up to there, by
+    /// [`Unsettled::settle`]. After a stop between the last two the tables are ahead of the log, and
+    /// the next opening purges.
+    ///
+    /// # Errors
+    /// [`MachineError::Order`] where more than that was applied meanwhile, and the store's: nothing
+    /// was changed. [`MachineError::Adopted`] and [`MachineError::Meta`]: the store must be opened
+    /// again.
+    pub fn adopt(&self, staged: &Staged) -> Result<Unsettled, MachineError> {
+        let inner = &*self.0;
+        let mut applying = inner.applying.lock();
+        let described = &staged.description.position;
+        self.check_ahead(described)?;
+        let seq = inner.db.adopt(staged.store())?;
+        let found = self.load(&mut applying)?;
+        let index = index_of(seq);
+        if found.as_ref() != Some(described) || index != Some(described.applied.index) {
+            let found = found.map_or_else(|| "nothing".to_owned(), |found| found.to_string());
+            return Err(MachineError::Adopted {
+                replica: self.replica(),
+                expected: described.to_string(),
+                found: format!("{found}, by their numbers at entry {index:?}"),
+            });
         }
-        _ => Ok(()),
+        Ok(Unsettled::new(self.clone(), true))
+    }
+}
+
+impl Machine {
+    /// Removes what was staged and adopted, once the log is purged ([`Unsettled::settle`]): until then
+    /// it says why the tables are ahead of the log. An opening does this too.
+    ///
+    /// # Errors
+    /// [`MachineError::Io`].
+    pub fn tidy(&self) -> Result<(), MachineError> {
+        let device = &*self.0.options.db.device;
+        let position = staging::completed(device, &self.staged())?;
+        let applied = self.applied().map(|applied| applied.index);
+        let last = self.0.log.bounds().last.map(|last| last.index);
+        match position.map(|position| position.applied.index) {
+            Some(index) if Some(index) <= applied && Some(index) <= last => remove(device, &self.staged()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Unsettled {
+    pub(super) fn new(machine: Machine, behind: bool) -> Self {
+        Self { machine, behind }
+    }
+
+    /// Whether the log has yet to be purged.
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
+        self.behind
+    }
+
+    /// Purges the log up to where the tables are, if it is behind, and waits until that is durable.
+    ///
+    /// # Errors
+    /// The log's.
+    pub async fn settle(self) -> Result<Machine, MachineError> {
+        let machine = self.machine;
+        if self.behind
+            && let Some(applied) = machine.applied()
+        {
+            machine.0.log.purge_durably(applied).await?;
+        }
+        Ok(machine)
     }
 }

@@ -8,11 +8,10 @@ use collie_db::{DiskReserve, LentReserve};
 use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
 
 use crate::raftlog::disk;
-use crate::replica_store::description::{Described, Description};
 use crate::replica_store::error::MachineError;
 use crate::replica_store::positions::Position;
 use crate::replica_store::store::{Machine, staged};
-use crate::replica_store::transfer::{PIECE_BYTES, Transfer, checksum, list};
+use crate::replica_store::transfer::{Described, Description, PIECE_BYTES, Transfer, checksum, list};
 
 /// The files, below the directory.
 const FILES: &str = "files";

@@ -1,20 +1,25 @@
-//! The handle of a state machine, and what it says without changing anything.
+//! The handle of a state machine: its options, the replica's log as its journal, and what it says without
+//! changing anything.
+//!
+//! Data is read in its order, a part at a time: nothing is held from one part to the next.
 
-use std::fmt;
+use std::collections::BTreeMap;
+use std::ops::{Bound, RangeInclusive};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::{fmt, io};
 
-use collie_db::{Db, Options};
-use parking_lot::Mutex;
+use collie_db::{Db, Error as DbError, ExternalJournal, Options, Value};
+use collie_io::Device;
+use collie_log::Lsn;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::ids::{EntryId, ReplicaId};
 use crate::raftlog::{Holding, ReplicaLog};
-use crate::replica_store::apply::Applying;
 use crate::replica_store::error::MachineError;
-use crate::replica_store::journal::LogJournal;
-use crate::replica_store::keys::count_key;
-use crate::replica_store::meta::decode_count;
-use crate::replica_store::positions::{Membership, Position};
+use crate::replica_store::keys::{count_key, data_key, decode_count, index_of, last_of, of_data_key};
+use crate::replica_store::positions::{Membership, Position, Positions};
 use crate::replica_store::proposals::Proposals;
 use crate::transport::wire::NodeId;
 
@@ -228,4 +233,171 @@ pub(super) fn transfers(dir: &Path) -> PathBuf {
 /// Where a transfer from another has its files.
 pub(super) fn staged(dir: &Path) -> PathBuf {
     dir.join("staged")
+}
+
+/// A part ends behind the row that brings it to so many bytes.
+const PART_BYTES: usize = 256 << 10;
+/// A part ends when it has passed over so many entries of removed rows.
+const PART_REMOVED: u64 = 1024;
+
+/// A key of the data, and its value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DataRow {
+    /// The slot.
+    pub slot: u16,
+    /// The key.
+    pub key: Vec<u8>,
+    /// The value.
+    pub value: Value,
+}
+
+/// A part of the data.
+#[derive(Debug, Default)]
+pub struct DataPart {
+    /// Its rows.
+    pub rows: Vec<DataRow>,
+    /// Entries of removed rows that were passed over.
+    pub removed: u64,
+    /// The slot and key behind which the next part begins; `None` where nothing follows.
+    pub next: Option<(u16, Vec<u8>)>,
+}
+
+impl Machine {
+    /// The next rows of these slots behind `after`, or the first ones: `most` at most, and no more
+    /// once they have 256 KiB, or many removed ones were passed over.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn rows_after(
+        &self,
+        after: Option<(u16, &[u8])>,
+        slots: &RangeInclusive<u16>,
+        most: usize,
+    ) -> Result<DataPart, MachineError> {
+        let (first, last) = (*slots.start(), *slots.end());
+        let from = match after.filter(|(slot, _)| *slot >= first) {
+            Some((slot, key)) => Bound::Excluded(data_key(slot, key)),
+            None => Bound::Included(data_key(first, b"")),
+        };
+        let to = Bound::Excluded(data_key(last.saturating_add(1), b""));
+        // After an adoption an older handle is of the old content.
+        let family = self.db().default_family();
+        let mut part = DataPart::default();
+        let mut bytes = 0;
+        let mut found = family.range((from, to))?;
+        found.set_max_skippable_internal_keys(PART_REMOVED);
+        while let Some(row) = found.next() {
+            let full = match row {
+                Err(DbError::Incomplete { at }) => at,
+                row => {
+                    let (full, value) = row?;
+                    let Some((slot, key)) = of_data_key(&full) else {
+                        continue;
+                    };
+                    bytes += full.len() + value.len();
+                    let key = key.to_vec();
+                    part.rows.push(DataRow { slot, key, value });
+                    full
+                }
+            };
+            let is_passed = found.internal_keys_skipped() >= PART_REMOVED;
+            if part.rows.len() >= most || bytes >= PART_BYTES || is_passed {
+                part.next = of_data_key(&full).map(|(slot, key)| (slot, key.to_vec()));
+                break;
+            }
+        }
+        part.removed = found.internal_keys_skipped();
+        Ok(part)
+    }
+
+    /// How many keys these slots have, as the entries counted them.
+    ///
+    /// # Errors
+    /// The store's, and [`MachineError::Meta`].
+    pub fn keys_in_slots(&self, slots: &RangeInclusive<u16>) -> Result<u64, MachineError> {
+        let family = self.db().default_family();
+        let counts = count_key(*slots.start())..=count_key(*slots.end());
+        let mut sum: u64 = 0;
+        for found in family.range(counts)? {
+            let (_, bytes) = found?;
+            let count = decode_count(Some(&bytes));
+            let count = count.map_err(|error| self.meta("the count of a slot", error))?;
+            sum = sum.saturating_add(count);
+        }
+        Ok(sum)
+    }
+}
+
+/// What the store asks of the log, and what it reports.
+pub(super) struct LogJournal {
+    log: ReplicaLog,
+    positions: Mutex<Positions>,
+    /// The most that was ever called durable. A rewrite gives entries another place, which is not
+    /// durable at once; the old one is kept until then.
+    durable: AtomicU64,
+    on_flush: Option<OnFlush>,
+}
+
+impl fmt::Debug for LogJournal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LogJournal").field(&self.log).finish()
+    }
+}
+
+impl LogJournal {
+    pub(super) fn new(log: ReplicaLog, on_flush: Option<OnFlush>) -> Arc<Self> {
+        Arc::new(Self {
+            log,
+            positions: Mutex::default(),
+            durable: AtomicU64::new(0),
+            on_flush,
+        })
+    }
+
+    pub(super) fn positions(&self) -> MutexGuard<'_, Positions> {
+        self.positions.lock()
+    }
+}
+
+impl ExternalJournal for LogJournal {
+    fn durable(&self) -> Lsn {
+        let now = self.log.durable_through().map_or(0, last_of);
+        self.durable.fetch_max(now, Ordering::Relaxed).max(now)
+    }
+
+    fn wait_durable(&self, seq: Lsn) -> io::Result<()> {
+        match index_of(seq) {
+            Some(index) => self.log.wait_durable(index).map_err(io::Error::other),
+            None => Ok(()),
+        }
+    }
+
+    fn flushed(&self, seq: Lsn) {
+        let Some(index) = index_of(seq) else {
+            return;
+        };
+        self.positions.lock().flush(index);
+        if let Some(on_flush) = &self.on_flush {
+            on_flush(index);
+        }
+    }
+}
+
+/// What applying goes on from.
+#[derive(Debug, Default)]
+pub(super) struct Applying {
+    /// As the tables have it.
+    pub(super) recorded: Option<Vec<u8>>,
+    /// How many keys slots have, as far as that was asked for: at most one number for each slot.
+    pub(super) counts: BTreeMap<u16, u64>,
+}
+
+/// Removes a directory, if it is there.
+pub(super) fn remove(device: &dyn Device, dir: &Path) -> Result<(), MachineError> {
+    match device.remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(MachineError::io("remove", dir, error))
+        }
+        _ => Ok(()),
+    }
 }

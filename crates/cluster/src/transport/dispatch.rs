@@ -6,8 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::ids::{GroupId, ReplicaId};
-use crate::transport::budget::LaneLimits;
-use crate::transport::outbox::Outbox;
+use crate::transport::outbox::{LaneLimits, Outbox};
 use crate::transport::wire::{Frame, Kind, Message, NodeId, Refusal, Request, Response, encode};
 
 /// Takes the requests of other nodes.

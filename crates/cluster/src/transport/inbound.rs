@@ -11,14 +11,12 @@ use tokio::time::{sleep, timeout};
 
 use crate::transport::dispatch::{Incoming, Load, Reply};
 use crate::transport::error::End;
-use crate::transport::greeting::{check, greeting, hello};
-use crate::transport::joining::admit;
+use crate::transport::greeting::{admit, check, greeting, hello};
 use crate::transport::liveness::difference_ms;
 use crate::transport::network::Network;
 use crate::transport::outbox::{Outbox, write_frames};
 use crate::transport::reader::FrameReader;
-use crate::transport::shared::Shared;
-use crate::transport::slots::Taken;
+use crate::transport::shared::{Shared, Taken};
 use crate::transport::wire::{Frame, Join, Lane, Message, Pong, Refused, WireError, encode};
 
 /// The pause after a connection could not be taken, such as for want of file descriptors.

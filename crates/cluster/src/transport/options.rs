@@ -3,13 +3,13 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use collie_io::Clock;
 
-use crate::transport::joining::Admission;
-use crate::transport::wire::{ClusterId, Lane, NodeId};
+use crate::transport::wire::{ClusterId, Join, JoinAnswer, Lane, NodeId};
 
 /// Who a node is.
 #[derive(Debug, Clone)]
@@ -169,4 +169,14 @@ impl fmt::Debug for PeersOptions {
             .field("times", &self.times)
             .finish_non_exhaustive()
     }
+}
+
+/// What is answered to a process that asks to join: an error is a refusal, with what to do.
+pub type Admitted = Pin<Box<dyn Future<Output = Result<JoinAnswer, String>> + Send>>;
+
+/// Decides which processes become nodes.
+pub trait Admission: Send + Sync {
+    /// Judges a request. The future may be dropped before it is ready, while the join goes on: it is
+    /// asked for again with the same token.
+    fn join(&self, join: Join) -> Admitted;
 }

@@ -1,18 +1,23 @@
-//! What is queued for a connection, and how it is written: one write takes what many groups have
-//! queued.
+//! What goes out on a connection: what is queued for it, how much may be on its way, and which requests have no
+//! answer yet.
+//!
+//! One write takes what many groups have queued. Each of the two connections to a peer has half of the limit
+//! of a group, and of that of all groups, so that files never take the room of raft's messages.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
-use tokio::sync::Notify;
+use tokio::sync::{Mutex as FairMutex, Notify, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::timeout;
 
-use crate::transport::budget::Permit;
+use crate::ids::{GroupId, ReplicaId};
 use crate::transport::error::End;
+use crate::transport::options::Limits;
+use crate::transport::wire::{Frame, Kind, Message, Response};
 
 /// Pings and their answers that may wait: one that the peer does not take is enough.
 const URGENT_MAX: usize = 64;
@@ -237,4 +242,251 @@ pub(super) async fn write_frames<W: AsyncWrite + Unpin>(
         .await
         .map_err(|_| End::Stalled(stall))??;
     Ok(())
+}
+
+/// Groups that are kept before those that nothing is on its way of are looked for.
+const GROUPS_KEPT: usize = 1024;
+
+/// The room on one connection to a peer.
+#[derive(Debug)]
+pub(super) struct Budget {
+    peer: Arc<Semaphore>,
+    groups: Mutex<HashMap<GroupId, Arc<Group>>>,
+    limits: LaneLimits,
+}
+
+/// The limits of one connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LaneLimits {
+    pub(super) peer_bytes: u32,
+    pub(super) group_bytes: u32,
+    pub(super) group_appends: u32,
+    pub(super) requests: usize,
+}
+
+#[derive(Debug)]
+struct Group {
+    /// Held from the wait for room until the frame is queued: tokio's mutex is fair, so frames are
+    /// queued in the order in which they were to be sent, though they wait for three semaphores.
+    turn: Arc<FairMutex<()>>,
+    appends: Arc<Semaphore>,
+    bytes: Arc<Semaphore>,
+}
+
+/// The room that one request takes, from before it is queued until it is both written and answered
+/// or given up.
+#[derive(Debug)]
+pub(super) struct Permit {
+    _append: Option<OwnedSemaphorePermit>,
+    _group: OwnedSemaphorePermit,
+    _peer: OwnedSemaphorePermit,
+}
+
+/// The right to queue the next frame of a group.
+#[derive(Debug)]
+pub(super) struct Turn(#[expect(dead_code, reason = "held, and dropped")] OwnedMutexGuard<()>);
+
+impl LaneLimits {
+    pub(super) fn of(limits: &Limits) -> Self {
+        Self {
+            peer_bytes: limits.peer_bytes / 2,
+            group_bytes: limits.group_bytes / 2,
+            group_appends: limits.group_appends,
+            requests: limits.requests,
+        }
+    }
+}
+
+impl Budget {
+    pub(super) fn new(limits: LaneLimits) -> Self {
+        Self {
+            peer: Arc::new(Semaphore::new(limits.peer_bytes as usize)),
+            groups: Mutex::default(),
+            limits,
+        }
+    }
+
+    /// Waits for room. The caller queues its frame before it lets the turn go.
+    pub(super) async fn take(&self, group: GroupId, bytes: usize, append: bool) -> (Turn, Arc<Permit>) {
+        let group = self.group(group);
+        let turn = Arc::clone(&group.turn).lock_owned().await;
+        let append = match append {
+            true => Some(acquire(&group.appends, 1).await),
+            false => None,
+        };
+        // What is larger than a limit goes alone.
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let of_group = acquire(&group.bytes, bytes.min(self.limits.group_bytes)).await;
+        let of_peer = acquire(&self.peer, bytes.min(self.limits.peer_bytes)).await;
+        (
+            Turn(turn),
+            Arc::new(Permit {
+                _append: append,
+                _group: of_group,
+                _peer: of_peer,
+            }),
+        )
+    }
+
+    fn group(&self, group: GroupId) -> Arc<Group> {
+        let mut groups = self.groups.lock();
+        if groups.len() >= GROUPS_KEPT && !groups.contains_key(&group) {
+            groups.retain(|_, group| Arc::strong_count(group) > 1 || !group.is_idle(self.limits));
+        }
+        let made = || {
+            Arc::new(Group {
+                turn: Arc::default(),
+                appends: Arc::new(Semaphore::new(self.limits.group_appends as usize)),
+                bytes: Arc::new(Semaphore::new(self.limits.group_bytes as usize)),
+            })
+        };
+        Arc::clone(groups.entry(group).or_insert_with(made))
+    }
+}
+
+impl Group {
+    fn is_idle(&self, limits: LaneLimits) -> bool {
+        self.bytes.available_permits() == limits.group_bytes as usize
+    }
+}
+
+async fn acquire(from: &Arc<Semaphore>, count: u32) -> OwnedSemaphorePermit {
+    match Arc::clone(from).acquire_many_owned(count).await {
+        Ok(permit) => permit,
+        // No code closes it; were it closed, nothing could be sent.
+        Err(_) => std::future::pending().await,
+    }
+}
+
+/// What is waited for, by the number of the request.
+#[derive(Debug, Default)]
+pub(super) struct Pending {
+    waiting: Mutex<Waitings>,
+}
+
+#[derive(Debug, Default)]
+struct Waitings {
+    by_request: BTreeMap<u64, Waiting>,
+    /// Why no answer will come any more.
+    ended: Option<End>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    kind: Kind,
+    group: GroupId,
+    from: ReplicaId,
+    to: ReplicaId,
+    answer: oneshot::Sender<Result<Response, End>>,
+    /// Given back with the answer.
+    _permit: Option<Arc<Permit>>,
+}
+
+/// Why a request cannot wait for an answer.
+#[derive(Debug)]
+pub(super) enum Unawaited {
+    /// The connection has ended.
+    Ended(End),
+    /// There are as many as there may be.
+    Full,
+}
+
+/// The place of one request among those that wait. Dropped, the request is given up.
+#[derive(Debug)]
+pub(super) struct Place {
+    pending: Arc<Pending>,
+    request: u64,
+}
+
+impl Pending {
+    /// Notes a request that will be sent, at most as the `most`th.
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        frame: &Frame,
+        permit: Option<Arc<Permit>>,
+        most: usize,
+    ) -> Result<(Place, oneshot::Receiver<Result<Response, End>>), Unawaited> {
+        let (answer, receiver) = oneshot::channel();
+        let &Frame {
+            group,
+            from,
+            to,
+            request,
+            ..
+        } = frame;
+        let waiting = Waiting {
+            kind: frame.message.kind(),
+            group,
+            from,
+            to,
+            answer,
+            _permit: permit,
+        };
+        let mut waitings = self.waiting.lock();
+        if let Some(end) = &waitings.ended {
+            return Err(Unawaited::Ended(end.clone()));
+        }
+        if waitings.by_request.len() >= most {
+            return Err(Unawaited::Full);
+        }
+        waitings.by_request.insert(request, waiting);
+        Ok((
+            Place {
+                pending: Arc::clone(self),
+                request,
+            },
+            receiver,
+        ))
+    }
+
+    /// Hands an answer to what waits for it. One that nothing waits for came too late.
+    pub(super) fn answer(&self, frame: Frame) -> Result<(), End> {
+        let Frame {
+            group,
+            from,
+            to,
+            request,
+            message,
+        } = frame;
+        let Message::Response(response) = message else {
+            return Err(End::Unexpected {
+                expected: "an answer",
+                found: message.kind(),
+            });
+        };
+        let Some(waiting) = self.waiting.lock().by_request.remove(&request) else {
+            return Ok(());
+        };
+        let found = response.kind();
+        if !found.answers(waiting.kind) || (group, from, to) != (waiting.group, waiting.to, waiting.from) {
+            let end = End::Mismatch {
+                request,
+                asked: waiting.kind,
+                found,
+            };
+            let _gone = waiting.answer.send(Err(end.clone()));
+            return Err(end);
+        }
+        // An error: what waited has just been given up.
+        let _gone = waiting.answer.send(Ok(response));
+        Ok(())
+    }
+
+    /// The connection has ended: no answer comes any more.
+    pub(super) fn end(&self, end: &End) {
+        let mut waitings = self.waiting.lock();
+        waitings.ended = Some(end.clone());
+        let all = std::mem::take(&mut waitings.by_request);
+        drop(waitings);
+        for waiting in all.into_values() {
+            let _gone = waiting.answer.send(Err(end.clone()));
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let given_up = self.pending.waiting.lock().by_request.remove(&self.request);
+        drop(given_up);
+    }
 }

@@ -1,7 +1,9 @@
-//! What the tasks of a node's connections share.
+//! What the tasks of a node's connections share: the connections that peers have made to this node, one of each
+//! lane for each of them, and what the log says of those that are refused.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,17 +11,14 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
-use crate::transport::budget::LaneLimits;
 use crate::transport::dispatch::Dispatch;
-use crate::transport::leaders::Leaders;
-use crate::transport::liveness::NodeStates;
+use crate::transport::error::{End, GreetingError};
+use crate::transport::liveness::{Leaders, NodeStates};
 use crate::transport::options::PeersOptions;
-use crate::transport::outbox::Written;
-use crate::transport::refusals::Refusals;
-use crate::transport::slots::Slots;
-use crate::transport::wire::NodeId;
+use crate::transport::outbox::{LaneLimits, Outbox, Written};
+use crate::transport::wire::{Hello, Lane, NodeId};
 
 pub(super) struct Shared {
     pub(super) options: PeersOptions,
@@ -92,6 +91,133 @@ impl Shared {
         let all = async { while tasks.join_next().await.is_some() {} };
         if timeout(most, all).await.is_err() {
             tasks.shutdown().await;
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Slots {
+    taken: Mutex<HashMap<(NodeId, Lane), Slot>>,
+    most: usize,
+}
+
+#[derive(Debug)]
+struct Slot {
+    boot: [u8; 16],
+    heard: Instant,
+    outbox: Arc<Outbox>,
+}
+
+/// The place of one connection, until it ends.
+#[derive(Debug)]
+pub(super) struct Taken {
+    slots: Arc<Slots>,
+    pub(super) node: NodeId,
+    pub(super) lane: Lane,
+    /// The peer's process.
+    pub(super) boot: [u8; 16],
+    outbox: Arc<Outbox>,
+}
+
+impl Slots {
+    pub(super) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self {
+            taken: Mutex::default(),
+            most,
+        })
+    }
+
+    /// Takes the place of a peer's connection. An older one of the same process ends: the peer has
+    /// given it up, though this node has not noticed. One of another process that was heard within
+    /// `recent` is alive, so there are two processes with one number.
+    pub(super) fn take(
+        self: &Arc<Self>,
+        hello: &Hello,
+        outbox: &Arc<Outbox>,
+        recent: Duration,
+    ) -> Result<Taken, GreetingError> {
+        let mut taken = self.taken.lock();
+        let node = hello.node;
+        for lane in [Lane::Raft, Lane::Bulk] {
+            if let Some(slot) = taken.get(&(node, lane))
+                && slot.boot != hello.boot
+                && slot.heard.elapsed() < recent
+            {
+                return Err(GreetingError::SecondBoot { node });
+            }
+        }
+        let place = (node, hello.lane);
+        if taken.len() >= self.most && !taken.contains_key(&place) {
+            return Err(GreetingError::Connections { limit: self.most });
+        }
+        let slot = Slot {
+            boot: hello.boot,
+            heard: Instant::now(),
+            outbox: Arc::clone(outbox),
+        };
+        if let Some(older) = taken.insert(place, slot) {
+            older.outbox.kick(End::Replaced);
+        }
+        Ok(Taken {
+            slots: Arc::clone(self),
+            node,
+            lane: hello.lane,
+            boot: hello.boot,
+            outbox: Arc::clone(outbox),
+        })
+    }
+}
+
+impl Taken {
+    /// A frame came on the connection.
+    pub(super) fn heard(&self) {
+        if let Some(slot) = self.slots.taken.lock().get_mut(&(self.node, self.lane))
+            && Arc::ptr_eq(&slot.outbox, &self.outbox)
+        {
+            slot.heard = Instant::now();
+        }
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        let mut taken = self.slots.taken.lock();
+        let place = (self.node, self.lane);
+        if taken
+            .get(&place)
+            .is_some_and(|slot| Arc::ptr_eq(&slot.outbox, &self.outbox))
+        {
+            taken.remove(&place);
+        }
+    }
+}
+
+/// Logs refused connections, a limited number of them.
+#[derive(Debug)]
+pub(super) struct Refusals {
+    made: Instant,
+    counted: collie_tls::Refusals,
+}
+
+impl Default for Refusals {
+    fn default() -> Self {
+        Self {
+            made: Instant::now(),
+            counted: collie_tls::Refusals::default(),
+        }
+    }
+}
+
+impl Refusals {
+    /// Logs a refusal, unless too many were logged lately.
+    pub(super) fn report(&self, address: SocketAddr, end: &End) {
+        match self.counted.next(self.made.elapsed()) {
+            Some(0) => tracing::warn!(%address, %end, "the connection of a peer is refused"),
+            Some(left_out) => tracing::warn!(
+                %address, %end, left_out,
+                "the connection of a peer is refused, as others were that are not logged"
+            ),
+            None => tracing::debug!(%address, %end, "the connection of a peer is refused"),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use collie_cluster::LeaderId;
 use collie_cluster::proposals::{
-    Answer, Effects, Evaluated, Evaluation, NotOpen, NotSubmitted, Outcome, Part, Pipeline, Reading, Stale,
+    Answer, Attempt, Effects, Evaluated, NotOpen, NotSubmitted, Outcome, Part, Pipeline, Reading, Stale,
     Ticket, Todo, reading,
 };
 use collie_sim::Rng;
@@ -46,9 +46,9 @@ enum State {
 #[derive(Debug)]
 enum Stage {
     Lock,
-    Record(Evaluation),
-    Read(Evaluation),
-    Finish(Evaluation, Reply, Effects<Row, Value>),
+    Record(Attempt),
+    Read(Attempt),
+    Finish(Attempt, Reply, Effects<Row, Value>),
 }
 
 /// What a step of a client may use.

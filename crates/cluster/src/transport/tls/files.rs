@@ -1,23 +1,27 @@
-//! A node's certificate, its key and the CA's certificate: read, judged, and made ready.
+//! A node's certificate, its key and the CA's certificate: read, judged, and made ready. Which certificates are
+//! accepted of a peer, and what is said of one, or of a handshake that fails, in an operator's words.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use collie_io::{Clock, Device};
-use collie_tls::{Fault, KeyAccess, Purpose, Time, TlsError, Validity};
-use tokio_rustls::rustls::client::danger::ServerCertVerifier;
-use tokio_rustls::rustls::client::{Resumption, WebPkiServerVerifier};
+use collie_tls::{Date, Fault, KeyAccess, Purpose, Time, TlsError, Validity};
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerifier};
+use tokio_rustls::rustls::client::{Resumption, WebPkiServerVerifier, verify_server_name};
 use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::{ServerName, UnixTime};
-use tokio_rustls::rustls::server::danger::ClientCertVerifier;
-use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use tokio_rustls::rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
 use tokio_rustls::rustls::sign::SingleCertAndKey;
 use tokio_rustls::rustls::time_provider::TimeProvider;
 use tokio_rustls::rustls::version::TLS13;
-use tokio_rustls::rustls::{ClientConfig, Error, ServerConfig};
+use tokio_rustls::rustls::{
+    AlertDescription, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, ServerConfig,
+    SignatureScheme,
+};
 
 use crate::transport::tls::TLS_NAME;
-use crate::transport::tls::verify::NodesOnly;
 
 /// A node's files.
 const PURPOSE: Purpose = Purpose {
@@ -170,4 +174,134 @@ impl TlsFiles {
             Fault::Other(problem) => PURPOSE.unusable(&path, &problem),
         }
     }
+}
+
+/// Accepts the certificates of the side that connects: those of nodes. The verifier of rustls asks
+/// only who has signed one. A CA that signs for others than nodes would let all of them in.
+#[derive(Debug)]
+pub(super) struct NodesOnly {
+    pub(super) signed: Arc<dyn ClientCertVerifier>,
+    /// The name that every node's certificate is for.
+    pub(super) name: ServerName<'static>,
+}
+
+impl ClientCertVerifier for NodesOnly {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.signed.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let verified = self.signed.verify_client_cert(end_entity, intermediates, now)?;
+        verify_server_name(&ParsedCertificate::try_from(end_entity)?, &self.name)?;
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.signed.verify_tls12_signature(message, cert, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.signed.verify_tls13_signature(message, cert, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.signed.supported_verify_schemes()
+    }
+}
+
+/// What to do for a new certificate.
+pub(super) const MAKE: &str = "make one with `collie cluster ca node`";
+
+/// Puts an error of a handshake, or of what is read after it, in words. In TLS 1.3 the side that
+/// connects learns what the other thinks of its certificate when it first reads.
+pub(super) fn in_words(error: io::Error) -> io::Error {
+    let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
+    match tls {
+        Some(tls) => io::Error::new(error.kind(), of_tls(tls)),
+        None => error,
+    }
+}
+
+/// The same before the handshake is done, where the end of the connection means something, too.
+pub(super) fn of_handshake(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+            let text = "the other side closed the connection during the TLS handshake: it may be a node without \
+                        certificates, or have too many connections; its log says more";
+            io::Error::new(error.kind(), text)
+        }
+        _ => in_words(error),
+    }
+}
+
+fn of_tls(error: &Error) -> String {
+    match error {
+        Error::InvalidCertificate(error) => of_peers_certificate(Fault::of(error)),
+        Error::NoCertificatesPresented => {
+            "the peer presents no certificate: give it one of the cluster's CA (`collie cluster ca node`)".to_owned()
+        }
+        Error::AlertReceived(alert) => of_alert(*alert),
+        Error::InvalidMessage(_) | Error::InappropriateMessage { .. } => {
+            "the peer does not speak TLS, and this node does: give every node of the cluster a certificate, or none"
+                .to_owned()
+        }
+        Error::PeerIncompatible(_) => format!("the peer cannot speak TLS as this node does, TLS 1.3 only: {error}"),
+        other => format!("TLS: {other}"),
+    }
+}
+
+fn of_peers_certificate(fault: Fault) -> String {
+    match fault {
+        Fault::Ended { until, now } => format!(
+            "the peer's certificate ended at {}, and it is {} here: give it a new one, or set the clock that is wrong",
+            Date(until),
+            Date(now)
+        ),
+        Fault::NotYet { from, now } => format!(
+            "the peer's certificate holds from {} on, and it is {} here: set the clock that is wrong",
+            Date(from),
+            Date(now)
+        ),
+        Fault::OtherCa => "the peer's certificate is signed by another CA than this node's: give all nodes \
+                           certificates of one CA"
+            .to_owned(),
+        Fault::WrongUse(problem) => format!(
+            "the peer's certificate is not that of a node, which is for the name {TLS_NAME} and for both sides of a \
+             connection ({problem}): {MAKE}"
+        ),
+        Fault::Other(problem) => format!("the peer's certificate is not accepted ({problem}): {MAKE}"),
+    }
+}
+
+fn of_alert(alert: AlertDescription) -> String {
+    let problem = match alert {
+        AlertDescription::UnknownCA | AlertDescription::DecryptError => {
+            "it is signed by another CA than the peer's: give all nodes certificates of one CA"
+        }
+        AlertDescription::CertificateExpired => {
+            "by the peer's clock it has ended, or does not hold yet: give this node a new one, or set the clock that \
+             is wrong"
+        }
+        AlertDescription::BadCertificate | AlertDescription::UnsupportedCertificate => {
+            "it is not that of a node: make one with `collie cluster ca node`"
+        }
+        AlertDescription::CertificateRequired => "there is none",
+        other => return format!("the peer ended the TLS handshake: {other:?}; its log says more"),
+    };
+    format!("the peer does not accept this node's certificate: {problem}")
 }

@@ -2,15 +2,11 @@
 //! has signed for [`TLS_NAME`], and each verifies the other's; decision 29 says why it is so.
 
 mod files;
-mod stream;
 mod tcp;
-mod verify;
-mod words;
 
 pub use collie_tls::{TlsError, Validity};
 pub use files::{TlsContents, TlsFiles};
-pub use stream::TlsStream;
-pub use tcp::TlsTcp;
+pub use tcp::{TlsStream, TlsTcp};
 
 /// The DNS name that every node's certificate is for, whatever the node's address is: addresses
 /// change, and membership does not. A name below `internal` is never one of the public DNS.

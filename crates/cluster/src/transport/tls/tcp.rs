@@ -1,22 +1,22 @@
-//! The network over TLS.
+//! The network over TLS, and a secured connection.
 
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use collie_io::{Clock, Device};
 use collie_tls::{TlsError, Validity};
 use parking_lot::Mutex;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::transport::network::Network;
-use crate::transport::tls::files::{Ready, TlsFiles};
-use crate::transport::tls::stream::TlsStream;
-use crate::transport::tls::words::of_handshake;
+use crate::transport::tls::files::{Ready, TlsFiles, in_words, of_handshake};
 
 /// How long the other side has to take the reason for which a handshake has failed.
 const LINGER: Duration = Duration::from_millis(500);
@@ -133,4 +133,43 @@ async fn give_up((error, mut stream): (io::Error, TcpStream)) -> io::Error {
     // Whether it takes the reason or not, the connection ends.
     let _taken = timeout(LINGER, end).await;
     of_handshake(error)
+}
+
+/// A connection over TLS. What goes wrong on it is said in an operator's words.
+#[derive(Debug)]
+pub struct TlsStream(Box<tokio_rustls::TlsStream<TcpStream>>);
+
+impl TlsStream {
+    pub(super) fn new(stream: impl Into<tokio_rustls::TlsStream<TcpStream>>) -> Self {
+        Self(Box::new(stream.into()))
+    }
+}
+
+impl AsyncRead for TlsStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match Pin::new(&mut self.0).poll_read(cx, bytes) {
+            // The other process died without a farewell. Frames say their lengths, so this end
+            // passes for no other than it is.
+            Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
+            read => read.map_err(in_words),
+        }
+    }
+}
+
+impl AsyncWrite for TlsStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, bytes).map_err(in_words)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx).map_err(in_words)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx).map_err(in_words)
+    }
 }

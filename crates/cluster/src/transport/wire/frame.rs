@@ -1,9 +1,8 @@
 //! The frame around a message. Its layout is drawn in `docs/design/formats/peers.md`.
 
 use crate::ids::{GroupId, ReplicaId};
-use crate::transport::wire::error::WireError;
-use crate::transport::wire::kind::Kind;
-use crate::transport::wire::message::Message;
+use crate::transport::wire::kind::{Kind, WireError};
+use crate::transport::wire::message::{Message, TEXT_MAX};
 
 /// Bytes before the body.
 pub const HEAD: usize = 4 + 4 + 1 + 1 + 4 * 8;
@@ -24,8 +23,8 @@ const REQUEST: usize = 34;
 /// What the length does not count: itself.
 const LEN_BYTES: usize = 4;
 
+const _: () = assert!(TEXT_MAX + HEAD + 8 <= GREETING_MAX);
 const _: () = assert!(REQUEST + 8 == HEAD && FRAME_MAX <= u32::MAX as usize);
-const _: () = assert!(super::message::TEXT_MAX + HEAD + 8 <= GREETING_MAX);
 
 /// A message and its address.
 #[derive(Debug, Clone, PartialEq, Eq)]

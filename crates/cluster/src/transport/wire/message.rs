@@ -1,19 +1,15 @@
-//! The messages: of the connection, of raft, and refusals.
+//! The messages: of the connection, of raft, of a process that wants to become a node, and refusals.
 
 use std::fmt;
+use std::net::SocketAddr;
 
-use serde::de::{Error as _, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::ids::{EntryId, GroupId, ReplicaId, Vote};
-use crate::transport::wire::error::WireError;
-use crate::transport::wire::join::{DISKS_MAX, Join, Joined};
-use crate::transport::wire::kind::Kind;
+use crate::transport::wire::ids::{ClusterId, NodeId, Payload, list};
+use crate::transport::wire::kind::{Kind, VERSION, WireError};
 use crate::transport::wire::snapshot::{FILES_MAX, Installed, Offer, Piece, SnapshotEnd, Stored, Wanted};
 
-/// The version of frames and bodies. Nodes of different versions do not speak to each other; what
-/// two versions of the program can both do is the feature level's matter.
-pub const VERSION: u16 = 1;
 /// Entries in one append. An empty entry takes 4 bytes of a frame and 56 of memory.
 pub const ENTRIES_MAX: usize = 65_536;
 /// What an entry has beside its payload in a log, and the frame that it may have for itself, at most.
@@ -22,11 +18,6 @@ const ENTRY_HEAD: u64 = 128;
 pub const LED_MAX: usize = 8192;
 /// Bytes of a text that explains a refusal.
 pub const TEXT_MAX: usize = 1024;
-
-/// A process of the cluster, numbered by group 0.
-pub type NodeId = u64;
-/// The cluster, drawn at random when it was made.
-pub type ClusterId = [u8; 16];
 
 /// A message with all that belongs to it but its address.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -163,10 +154,6 @@ pub struct Leads {
     #[serde(deserialize_with = "list::<_, _, LED_MAX>")]
     pub groups: Vec<(GroupId, u64)>,
 }
-
-/// Bytes that this layer does not look into.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Payload(pub Vec<u8>);
 
 /// An entry on its way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -500,33 +487,6 @@ fn take<'a, T: Deserialize<'a>, M>(
     }
 }
 
-/// A list of at most `MOST` elements. It grows with the elements that are there, whatever number of
-/// them the peer announced.
-pub(super) fn list<'de, D: Deserializer<'de>, T: Deserialize<'de>, const MOST: usize>(
-    from: D,
-) -> Result<Vec<T>, D::Error> {
-    struct List<T, const MOST: usize>(std::marker::PhantomData<T>);
-    impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for List<T, MOST> {
-        type Value = Vec<T>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "a list of at most {MOST} elements")
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Vec<T>, A::Error> {
-            let mut list = Vec::new();
-            while let Some(element) = elements.next_element()? {
-                if list.len() == MOST {
-                    return Err(A::Error::invalid_length(MOST + 1, &self));
-                }
-                list.push(element);
-            }
-            Ok(list)
-        }
-    }
-    from.deserialize_seq(List::<T, MOST>(std::marker::PhantomData))
-}
-
 fn cut(mut text: String) -> String {
     let end = (0..=TEXT_MAX.min(text.len()))
         .rev()
@@ -536,16 +496,71 @@ fn cut(mut text: String) -> String {
     text
 }
 
-impl Serialize for Payload {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_bytes(&self.0)
-    }
+/// Disks of one node.
+pub const DISKS_MAX: usize = 64;
+/// Addresses in one answer, which is as short as a greeting. The map has all of them.
+pub const PEERS_MAX: usize = 64;
+
+/// A process asks to become a node, or says that it is one and asks whether it is at the right
+/// cluster. `version` stands first in every version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Join {
+    /// [`VERSION`](super::VERSION).
+    pub version: u16,
+    /// The cluster and the number of a node that has joined before.
+    pub known: Option<(ClusterId, NodeId)>,
+    /// Drawn at random and stored before the first attempt: all attempts of one process have the
+    /// same, also after a restart.
+    pub token: [u8; 16],
+    /// Where other nodes will reach it.
+    pub peer: SocketAddr,
+    /// Where clients will reach it.
+    pub client: SocketAddr,
+    /// The identities of its disks, in their order.
+    #[serde(deserialize_with = "list::<_, _, DISKS_MAX>")]
+    pub disks: Vec<[u8; 16]>,
+    /// The lowest feature level that it speaks.
+    pub least: u32,
+    /// The highest.
+    pub most: u32,
+    /// Its wall clock, in milliseconds since 1970.
+    pub wall_ms: u64,
 }
 
-impl<'de> Deserialize<'de> for Payload {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        // Borrowed: the length has been compared with the bytes that are there.
-        let bytes: &'de [u8] = Deserialize::deserialize(from)?;
-        Ok(Self(bytes.to_vec()))
-    }
+/// Answers a [`Join`] that was not refused. `version` stands first in every version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Joined {
+    /// [`VERSION`](super::VERSION).
+    pub version: u16,
+    /// The answer.
+    pub answer: JoinAnswer,
+}
+
+/// What becomes of a [`Join`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JoinAnswer {
+    /// The map has the node.
+    Taken(Place),
+    /// This node does not lead the group of the map, or cannot say at the moment what became of the
+    /// request. It is to be sent again: to this address, if there is one.
+    Elsewhere(Option<SocketAddr>),
+    /// The clocks differ by too much, unless the request took long. This is the wall clock of the node
+    /// that answers, in milliseconds since 1970.
+    Clock(u64),
+}
+
+/// What a node is in its cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// The node's number.
+    pub node: NodeId,
+    /// Its replica of the group of the map.
+    pub replica: ReplicaId,
+    /// The feature level of the cluster.
+    pub level: u32,
+    /// Numbers and peer addresses of nodes, this one's included.
+    #[serde(deserialize_with = "list::<_, _, PEERS_MAX>")]
+    pub peers: Vec<(NodeId, SocketAddr)>,
 }

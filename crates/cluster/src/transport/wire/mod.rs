@@ -4,22 +4,19 @@
 //! of its bytes are there, and no length or count in it makes the decoder allocate ahead of bytes
 //! that it has.
 
-mod error;
 mod frame;
 mod ids;
-mod join;
 mod kind;
 mod message;
 mod snapshot;
 
-pub use error::WireError;
 pub use frame::{FRAME_MAX, Frame, GREETING_MAX, HEAD, decode, encode, frame_len};
-pub use join::{DISKS_MAX, Join, JoinAnswer, Joined, PEERS_MAX, Place};
-pub use kind::Kind;
+pub use ids::{ClusterId, NodeId, Payload};
+pub use kind::{Kind, VERSION, WireError};
 pub use message::{
-    Append, Appended, ClusterId, ENTRIES_MAX, HandOver, Hello, LED_MAX, Lane, Leads, LogEntry, Message,
-    NodeId, Payload, Ping, Pong, Refusal, Refused, Request, Response, Room, TEXT_MAX, Transfer, VERSION,
-    VoteAnswer, VoteRequest,
+    Append, Appended, DISKS_MAX, ENTRIES_MAX, HandOver, Hello, Join, JoinAnswer, Joined, LED_MAX, Lane,
+    Leads, LogEntry, Message, PEERS_MAX, Ping, Place, Pong, Refusal, Refused, Request, Response, Room,
+    TEXT_MAX, Transfer, VoteAnswer, VoteRequest,
 };
 pub use snapshot::{
     FILES_MAX, FileName, FileOffer, Installed, NAME_MAX, Offer, Piece, SnapshotEnd, Stored, Wanted,

@@ -9,7 +9,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::ids::{EntryId, Vote};
-use crate::transport::wire::message::{Payload, list};
+use crate::transport::wire::ids::{Payload, list};
 
 /// Files of one snapshot.
 pub const FILES_MAX: usize = 65_536;

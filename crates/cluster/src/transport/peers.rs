@@ -14,12 +14,11 @@ use crate::ids::{GroupId, ReplicaId};
 use crate::transport::dispatch::Dispatch;
 use crate::transport::error::{End, PeerError};
 use crate::transport::inbound::accept;
-use crate::transport::leaders::LedByNode;
 use crate::transport::link::{Link, watch_pulse};
-use crate::transport::liveness::{NodeStates, Pulse};
+use crate::transport::liveness::{LedByNode, NodeStates, Pulse};
 use crate::transport::network::Network;
 use crate::transport::options::PeersOptions;
-use crate::transport::pending::{Place, Unawaited};
+use crate::transport::outbox::{Place, Unawaited};
 use crate::transport::shared::Shared;
 use crate::transport::wire::{Frame, Kind, Lane, Message, NodeId, Request, Response, encode};
 

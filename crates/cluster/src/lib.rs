@@ -4,16 +4,13 @@
 //!
 //! * A [`ClusterNode`] is what most programs want: it makes a cluster or joins one, follows the map of
 //!   nodes and partitions, and changes it. [`collie_server`] serves its clients.
-//! * A [`Node`] below it is a process with its replicas, without a map: raft groups, run by openraft, and
-//!   the connections between nodes ([`peers`]).
-//! * A [`NodeLog`] has the raft logs of any number of replicas in one write-ahead log
-//!   ([`collie_log`]), so that one sync makes the entries of all of them durable.
-//! * A [`machine::Machine`] is the state of a replica: a store ([`collie_db`]) that has no log of its
-//!   own, as it takes its commits from the raft log.
+//! * The raft logs of a node's replicas are in one write-ahead log for each disk ([`collie_log`]), so
+//!   that one sync makes the entries of all of them durable.
+//! * The state of a replica is a store ([`collie_db`]) that has no log of its own, as it takes its
+//!   commits from the raft log.
 //!
 //! ```no_run
-//! use collie_cluster::peers::PlainTcp;
-//! use collie_cluster::{Begin, ClusterNode, ClusterOptions};
+//! use collie_cluster::{Begin, ClusterNode, ClusterOptions, PlainTcp};
 //! use collie_server::{Server, ServerConfig, termination};
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -23,7 +20,7 @@
 //!     let options = ClusterOptions::new("/var/lib/collie".into(), peer, client);
 //!     // The first node of a cluster; others have `Begin::Join(vec![peer])`.
 //!     let begin = Begin::Bootstrap { replicas: 3, partitions: 16, voters: 3 };
-//!     // Without TLS; `peers::TlsTcp` has it.
+//!     // Without TLS; `TlsTcp` has it.
 //!     let node = runtime.block_on(ClusterNode::start(PlainTcp, options, begin))?;
 //!     let config = ServerConfig {
 //!         listen: client,
@@ -37,34 +34,62 @@
 //! }
 //! ```
 //!
-//! `collie node`, in the crate `collie-cli`, is that with options, TLS and metrics. Which modules a
-//! program may rely on is not settled before 1.0. In Collie's repository `docs/book/src/cluster.md` says how a
+//! `collie node`, in the crate `collie-cli`, is that with options, TLS and metrics. In Collie's
+//! repository `docs/book/src/cluster.md` says how a
 //! cluster is run and what it does not do yet, and `docs/design/formats/cluster.md` and `docs/design/formats/peers.md`
 //! draw what is on disk and on the wire.
+
+#![cfg_attr(
+    not(feature = "testing"),
+    expect(
+        unreachable_pub,
+        unused_imports,
+        reason = "what only the feature `testing` exports is `pub` for it"
+    )
+)]
 
 mod blocking;
 mod identity;
 mod ids;
-pub mod map;
+mod map;
 mod node;
-pub mod proposals;
+mod proposals;
 mod raft;
-pub mod raftlog;
-pub mod replica_store;
-pub mod transport;
+mod raftlog;
+mod replica_store;
+mod transport;
 
-pub use identity::{Asked, IdentityError, MARK, NodeIdentity, is_node};
-pub use ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
-pub use node::{
-    Begin, ClusterError, ClusterNode, ClusterOptions, ClusterStatus, LogOpened, Node, NodeError, NodeOptions,
-    NodeStatus, PartitionStatus, ReplicaStatus,
-};
-pub use raft::{
-    AppliedRows, CommandError, Effects, ElectionCause, Executed, FullDisks, GroupLimits, GroupTimes, Groups,
-    Member, Members, Replica, ReplicaError, ReplicaOptions, ReplicaState, Row, Rows, SnapshotBuilder,
-    SnapshotData, Value, open_machine, seed_draws,
-};
-pub use raftlog::{
-    Bounds, Entry, Holding, Layout, NodeLog, NodeLogOptions, NodeLogStats, NodeStore, NodeStoreOptions,
-    Opened, Quarantined, ReplicaLog, Retention, StoreError,
-};
+pub use identity::{IdentityError, MARK, NodeIdentity, is_node};
+pub use node::{Begin, ClusterError, ClusterNode, ClusterOptions, NodeError};
+pub use raftlog::{Layout, NodeLogOptions, NodeStoreOptions};
+pub use transport::{Network, PlainTcp, TLS_NAME, TlsContents, TlsError, TlsFiles, TlsTcp, Validity};
+
+/// What this crate's own tests need and users do not. It is built with the feature `testing` alone, so that
+/// the compiler finds what only tests call.
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod testing {
+    pub use crate::ids::*;
+    pub use crate::node::*;
+    pub use crate::raft::*;
+    pub use crate::raftlog::*;
+
+    pub mod frames {
+        pub use crate::raftlog::frames::*;
+    }
+    pub mod map {
+        pub use crate::map::*;
+    }
+    pub mod proposals {
+        pub use crate::proposals::*;
+    }
+    pub mod replica_store {
+        pub use crate::replica_store::*;
+    }
+    pub mod transport {
+        pub use crate::transport::*;
+    }
+    pub mod wire {
+        pub use crate::transport::wire::*;
+    }
+}

@@ -5,10 +5,11 @@
 
 use std::sync::Arc;
 
-use collie_cluster::proposals::{Header, RunId, Ticket};
-use collie_cluster::replica_store::effects::{Effect, EffectsBuf};
-use collie_cluster::replica_store::{Change, MachineOptions, Runs, data_key};
-use collie_cluster::{Entry, EntryId, LeaderId, NodeLog, NodeLogOptions, open_machine};
+use collie_cluster::NodeLogOptions;
+use collie_cluster::testing::proposals::{Header, RunId, Ticket};
+use collie_cluster::testing::replica_store::effects::{Effect, EffectsBuf};
+use collie_cluster::testing::replica_store::{Change, MachineOptions, Runs, data_key};
+use collie_cluster::testing::{Entry, EntryId, LeaderId, NodeLog, open_machine};
 use collie_log::{LogOptions, RingMode};
 use collie_sim::SimDevice;
 

@@ -7,11 +7,11 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use collie_cluster::replica_store::{Machine, MachineOptions, Runs};
-use collie_cluster::{
-    Groups, Layout, NodeLog, NodeLogOptions, NodeStore, NodeStoreOptions, ReplicaLog, SnapshotBuilder,
-    SnapshotData, open_machine,
+use collie_cluster::testing::replica_store::{Machine, MachineOptions, Runs};
+use collie_cluster::testing::{
+    Groups, NodeLog, NodeStore, ReplicaLog, SnapshotBuilder, SnapshotData, open_machine,
 };
+use collie_cluster::{Layout, NodeLogOptions, NodeStoreOptions};
 use collie_db::{Shared, SharedOptions};
 use collie_log::{LogOptions, LogSet, LogSetOptions, RingMode};
 use futures_util::Stream;

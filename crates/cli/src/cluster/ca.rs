@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use collie_cli::Outcome;
 use collie_cli::output::Results;
-use collie_cluster::transport::{TLS_NAME, TlsContents, TlsFiles, Validity};
+use collie_cluster::{TLS_NAME, TlsContents, TlsFiles, Validity};
 use collie_io::{Clock, Device, OpenMode, RealClock, RealDevice, read_exact_at, write_all_at};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -260,7 +260,7 @@ fn check_name(name: &str) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use collie_cluster::transport::TlsTcp;
+    use collie_cluster::TlsTcp;
     use tempfile::TempDir;
 
     use super::*;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use collie_cli::Outcome;
-use collie_cluster::transport::{PlainTcp, TlsFiles, TlsTcp};
-use collie_cluster::{Begin, ClusterNode, ClusterOptions, NodeLogOptions, NodeStoreOptions};
+use collie_cluster::{
+    Begin, ClusterNode, ClusterOptions, NodeLogOptions, NodeStoreOptions, PlainTcp, TlsFiles, TlsTcp,
+};
 use collie_db::{Options, Shared, SharedOptions};
 use collie_io::{RealClock, RealDevice};
 use collie_log::{LogOptions, RingMode};

@@ -104,18 +104,6 @@ impl Map {
         Ok(rows)
     }
 
-    /// The map after a change.
-    #[must_use]
-    pub fn with(mut self, changes: Changes) -> Self {
-        self.cluster = changes.cluster;
-        self.nodes
-            .extend(changes.nodes.into_iter().map(|node| (node.number, node)));
-        let partitions = changes.partitions.into_iter();
-        self.partitions
-            .extend(partitions.map(|partition| (partition.group, partition)));
-        self
-    }
-
     /// The node that joined by this token.
     #[must_use]
     pub fn node_of_token(&self, token: &[u8; 16]) -> Option<&NodeRecord> {
@@ -387,4 +375,19 @@ pub enum MapError {
         /// How many there are.
         limit: u64,
     },
+}
+
+#[cfg(feature = "testing")]
+impl Map {
+    /// The map after a change.
+    #[must_use]
+    pub fn with(mut self, changes: Changes) -> Self {
+        self.cluster = changes.cluster;
+        self.nodes
+            .extend(changes.nodes.into_iter().map(|node| (node.number, node)));
+        let partitions = changes.partitions.into_iter();
+        self.partitions
+            .extend(partitions.map(|partition| (partition.group, partition)));
+        self
+    }
 }

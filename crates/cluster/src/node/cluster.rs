@@ -14,7 +14,6 @@ use tokio::task::JoinSet;
 
 use crate::blocking::blocking;
 use crate::identity::{IdentityError, IdentityStore, NodeIdentity};
-use crate::map::Map;
 use crate::node::clocks::watch_clocks;
 use crate::node::controller::control;
 use crate::node::error::ClusterError;
@@ -24,7 +23,6 @@ use crate::node::leaders::{retire, take_over, tell_leaders, watch_nodes};
 use crate::node::options::{Begin, ClusterOptions};
 use crate::node::routing::{Here, Known, Routing, name};
 use crate::node::shared::Inner;
-use crate::node::status::ClusterStatus;
 use crate::node::steady::{LeadingClock, SteadyClock, Verdict};
 use crate::node::{Node, NodeError, NodeOptions};
 use crate::raftlog::StoreError;
@@ -33,7 +31,7 @@ use crate::transport::{Identity, Network, PeersOptions};
 /// A node of a cluster that runs: its logs, connections and replicas, the map, and what follows and
 /// changes it. Dropped, it ends without closing its stores properly; see [`close`](Self::close).
 pub struct ClusterNode {
-    inner: Arc<Inner>,
+    pub(super) inner: Arc<Inner>,
     tasks: Mutex<JoinSet<()>>,
 }
 
@@ -43,7 +41,7 @@ impl ClusterNode {
     ///
     /// Returns once the node is one, durably, and takes connections. A join waits for a node of the
     /// cluster that answers, for ever; it may be given up by dropping the future, and goes on when it
-    /// is called again. The map and the replicas come later: see [`ready`](Self::ready).
+    /// is called again. The map and the replicas come later.
     ///
     /// # Errors
     /// [`ClusterError`]. Each says what to do.
@@ -95,12 +93,6 @@ impl ClusterNode {
         &self.inner.identity
     }
 
-    /// Its logs, connections and replicas.
-    #[must_use]
-    pub fn node(&self) -> &Node {
-        &self.inner.node
-    }
-
     /// Its own store, for the server. It holds no users' keys.
     #[must_use]
     pub fn db(&self) -> &Db {
@@ -114,38 +106,11 @@ impl ClusterNode {
     }
 
     /// The time that the node goes by, for the server: that of its machine's clock, which may be
-    /// stepped by up to [`SKEW_MAX`](crate::transport::SKEW_MAX). A jump beyond that is followed once it is
+    /// stepped by up to `SKEW_MAX`, half a second. A jump beyond that is followed once it is
     /// known to be right. Where the node's own is off, it is that of most nodes.
     #[must_use]
     pub fn clock(&self) -> Arc<dyn Clock> {
         Arc::new(LeadingClock(Arc::clone(&self.inner.clock)))
-    }
-
-    /// The map as this node has applied it; none before it has anything of it.
-    #[must_use]
-    pub fn map(&self) -> watch::Receiver<Option<Arc<Map>>> {
-        self.inner.map.subscribe()
-    }
-
-    /// Waits until this node has a map that it is in.
-    pub async fn ready(&self) -> Arc<Map> {
-        let own = self.inner.number();
-        let mut maps = self.map();
-        loop {
-            if let Some(map) = maps.borrow_and_update().clone()
-                && map.nodes.contains_key(&own)
-            {
-                return map;
-            }
-            // An error: the sender is in `self`.
-            let _never = maps.changed().await;
-        }
-    }
-
-    /// What this node knows of the cluster.
-    #[must_use]
-    pub fn status(&self) -> ClusterStatus {
-        self.inner.status()
     }
 
     /// Waits until a log has failed: the node can write no more, and its process is to exit.

@@ -18,9 +18,12 @@ mod routing;
 mod shared;
 mod status;
 mod steady;
+#[cfg(feature = "testing")]
+mod testing;
 
 pub use cluster::ClusterNode;
 pub use error::{ClusterError, NodeError};
 pub use options::{Begin, ClusterOptions, LogOpened, NodeOptions};
 pub use process::Node;
-pub use status::{ClusterStatus, NodeStatus, PartitionStatus, ReplicaStatus};
+#[cfg(feature = "testing")]
+pub use testing::{ClusterStatus, NodeStatus, PartitionStatus, ReplicaStatus};

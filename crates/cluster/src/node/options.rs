@@ -74,7 +74,7 @@ pub struct ClusterOptions {
     pub listen: SocketAddr,
     /// Where clients reach it. It never changes, either.
     pub client: SocketAddr,
-    /// The feature levels that the program speaks. Default: [`LEVEL`] alone.
+    /// The feature levels that the program speaks. Default: the newest alone.
     pub spoken: RangeInclusive<u32>,
     /// The clock of the machine. The node follows it as long as it does not jump.
     pub clock: Arc<dyn Clock>,

@@ -126,12 +126,6 @@ impl Node {
         Ok(node)
     }
 
-    /// Where it takes connections.
-    #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        self.peers.address()
-    }
-
     /// Its connections.
     #[must_use]
     pub fn peers(&self) -> &Peers {
@@ -195,31 +189,6 @@ impl Node {
         }
     }
 
-    /// Begins a group with these members, of which one is on this node. To be called on the node of
-    /// each, with the same members; the one with the lowest id begins.
-    ///
-    /// # Errors
-    /// [`NodeError::Members`]; [`StoreError::Exists`] and [`StoreError::Removed`] where the replica is
-    /// or was here; raft's.
-    pub async fn bootstrap(
-        &self,
-        group: GroupId,
-        members: BTreeMap<ReplicaId, Member>,
-    ) -> Result<Arc<Replica>, NodeError> {
-        let node = self.options.peers.identity.node;
-        let mut here = members.iter().filter(|(_, member)| member.node == node);
-        let (Some((&id, member)), None) = (here.next(), here.next()) else {
-            let found = members.values().filter(|member| member.node == node).count();
-            return Err(NodeError::Members { group, node, found });
-        };
-        let replica = self.create(group, id, member.disk as usize).await?;
-        if members.keys().next() == Some(&id) {
-            replica.opened().await?;
-            replica.initialize(members).await?;
-        }
-        Ok(replica)
-    }
-
     /// Adds a replica without entries and without a vote, which waits to hear of its group.
     ///
     /// # Errors
@@ -238,6 +207,10 @@ impl Node {
     ///
     /// # Errors
     /// [`NodeError::Unknown`], the log's, and [`NodeError::Files`].
+    #[cfg_attr(
+        not(feature = "testing"),
+        expect(dead_code, reason = "no partition is moved yet")
+    )]
     pub async fn remove(&self, id: ReplicaId) -> Result<(), NodeError> {
         let replica = self.router.take(id).ok_or(NodeError::Unknown { replica: id })?;
         replica.close().await;
@@ -347,5 +320,39 @@ async fn maintain(router: Arc<Router>) {
                 tracing::warn!(%error, ?log, "the log is not kept short");
             }
         }
+    }
+}
+
+#[cfg(feature = "testing")]
+impl Node {
+    /// Where it takes connections.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.peers.address()
+    }
+
+    /// Begins a group with these members, of which one is on this node. To be called on the node of
+    /// each, with the same members; the one with the lowest id begins.
+    ///
+    /// # Errors
+    /// [`NodeError::Members`]; [`StoreError::Exists`] and [`StoreError::Removed`] where the replica is
+    /// or was here; raft's.
+    pub async fn bootstrap(
+        &self,
+        group: GroupId,
+        members: BTreeMap<ReplicaId, Member>,
+    ) -> Result<Arc<Replica>, NodeError> {
+        let node = self.options.peers.identity.node;
+        let mut here = members.iter().filter(|(_, member)| member.node == node);
+        let (Some((&id, member)), None) = (here.next(), here.next()) else {
+            let found = members.values().filter(|member| member.node == node).count();
+            return Err(NodeError::Members { group, node, found });
+        };
+        let replica = self.create(group, id, member.disk as usize).await?;
+        if members.keys().next() == Some(&id) {
+            replica.opened().await?;
+            replica.initialize(members).await?;
+        }
+        Ok(replica)
     }
 }

@@ -41,7 +41,6 @@ impl Standing {
 #[must_use = "a command that is evaluated and not finished has no effect"]
 pub struct Attempt {
     pub(super) run: RunId,
-    pub(super) slots: u64,
     /// The last pending entry that it saw.
     pub(super) seen: u32,
     pub(super) newest_ms: u64,

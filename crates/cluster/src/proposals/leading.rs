@@ -29,8 +29,6 @@ struct State<R, V, P> {
     /// What is to be proposed, in the order of submission, whatever became of its run since: raft
     /// or apply says what becomes of it.
     queue: VecDeque<Proposal<P>>,
-    /// How often the slots that this replica owns have changed.
-    slots: u64,
     /// The newest stamp that was submitted here, or taken before the replica led.
     newest_ms: u64,
     /// The newest stamp that was taken: no later leader's time is before it.
@@ -127,7 +125,6 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
             state: Mutex::new(State {
                 phase: Phase::Following,
                 queue: VecDeque::new(),
-                slots: 0,
                 newest_ms: 0,
                 taken_ms: 0,
             }),
@@ -204,11 +201,6 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
         }
     }
 
-    /// The slots that the replica owns have changed: running commands are evaluated anew.
-    pub fn slots_changed(&self) {
-        self.state.lock().slots += 1;
-    }
-
     /// Begins the evaluation of a command, whose rows are locked.
     ///
     /// # Errors
@@ -220,7 +212,6 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
             Phase::Ending(_) => Err(NotOpen::Ending),
             Phase::Open(progress, _) => Ok(Attempt {
                 run: progress.id,
-                slots: state.slots,
                 seen: 0,
                 newest_ms: state.newest_ms,
                 needed_ms: 0,
@@ -259,7 +250,7 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
     /// entry without effects is submitted: one for all that need this time or an earlier one.
     ///
     /// # Errors
-    /// If the run is over or the slots have changed, or if too many entries wait.
+    /// If the run is over, or if too many entries wait.
     pub fn finish(
         &self,
         evaluation: Attempt,
@@ -275,7 +266,6 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
         let State {
             phase,
             queue,
-            slots,
             newest_ms,
             ..
         } = &mut *state;
@@ -283,9 +273,6 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
             Phase::Open(progress, overlay) if progress.id == evaluation.run => (progress, overlay),
             _ => return Err(Stale.into()),
         };
-        if *slots != evaluation.slots {
-            return Err(Stale.into());
-        }
         let run = progress.id;
         if let Some(carrier) = carrier {
             let n = evaluation.seen.max(carrier);
@@ -462,18 +449,6 @@ mod tests {
         assert_eq!(leading.begin().err(), Some(NotOpen::Following));
         leading.lead(LEADER, None);
         leading
-    }
-
-    #[test]
-    fn a_command_is_evaluated_anew_when_the_slots_have_changed() -> Result<(), NotOpen> {
-        let leading = leads();
-        let (with, without) = (leading.begin()?, leading.begin()?);
-        leading.slots_changed();
-        assert_eq!(leading.finish(with, effects(), (), 0), Err(Stale.into()));
-        assert_eq!(leading.finish(without, Effects::new(), (), 0), Err(Stale.into()));
-        let anew = leading.begin()?;
-        assert!(leading.finish(anew, effects(), (), 0).is_ok());
-        Ok(())
     }
 
     #[test]

@@ -16,7 +16,7 @@
 //! * [`Leading`]: the leader's side of one replica: its runs, and the *overlay* of effects that are
 //!   submitted and not applied yet.
 //! * [`decide`]: the apply side: whether an entry continues what was taken before it.
-//! * [`Pipeline`]: what is still to be waited for, and the answers to a client.
+//! * [`PendingReply`]: what a reply still waits for, and the answer to the client.
 
 mod answer;
 mod apply;
@@ -24,7 +24,7 @@ mod evaluation;
 mod header;
 mod leading;
 
-pub use answer::{Answer, Part, Pipeline, Reading, Todo, reading};
+pub use answer::{Answer, PendingReply, Todo};
 pub use apply::{Decision, Skip, decide};
 pub use evaluation::{Attempt, Effects, Evaluated, NotOpen, NotSubmitted, Stale, Standing};
 pub use header::{HEADER, Header, Malformed, RECORDED, Recorded};

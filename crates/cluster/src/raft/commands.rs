@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::ids::{EntryId, LeaderId, ReplicaId};
 use crate::proposals::{
-    Answer, Attempt, Decision, Effects, Evaluated, Header, Leading, NotSubmitted, Outcome, Part, Pipeline,
+    Answer, Attempt, Decision, Effects, Evaluated, Header, Leading, NotSubmitted, Outcome, PendingReply,
     Recorded, Skip, Standing, Ticket, Todo,
 };
 use crate::raftlog::Reserved;
@@ -417,15 +417,13 @@ pub(super) async fn answer<T: Clone>(
     let Submitted { evaluated, outcome } = submitted;
     let mut outcome = Some(outcome);
     let mut progress = None;
-    let mut pipeline = Pipeline::new();
-    pipeline.push(Part::Evaluated(evaluated, reply));
+    let mut pending = PendingReply::new(evaluated, reply);
     loop {
-        let answers = match pipeline.next(&commands.leading) {
-            Todo::Answer(answers) => answers,
+        match pending.next(&commands.leading) {
+            Todo::Answer(answer) => return answer,
             Todo::ReadIndex => {
                 let confirmed = timeout_at(deadline, commands.confirm()).await;
-                pipeline.confirmed(confirmed.unwrap_or(None));
-                continue;
+                pending.confirmed(confirmed.unwrap_or(None));
             }
             Todo::Wait => match (evaluated, outcome.take()) {
                 (Evaluated::Submitted(ticket), Some(outcome)) => {
@@ -433,8 +431,7 @@ pub(super) async fn answer<T: Clone>(
                         Ok(known) => known.unwrap_or(Outcome::Dropped),
                         Err(_) => Outcome::TimedOut,
                     };
-                    pipeline.outcome(&ticket, outcome);
-                    continue;
+                    pending.outcome(&ticket, outcome);
                 }
                 _ => {
                     // Looked at once more after the first time: what came before that is not seen.
@@ -443,12 +440,11 @@ pub(super) async fn answer<T: Clone>(
                         continue;
                     };
                     match timeout_at(deadline, progress.changed()).await {
-                        Ok(Ok(())) => continue,
-                        _ => pipeline.give_up(&commands.leading),
+                        Ok(Ok(())) => {}
+                        _ => return pending.give_up(&commands.leading),
                     }
                 }
             },
-        };
-        return answers.into_iter().next().unwrap_or(Answer::Unknown);
+        }
     }
 }

@@ -27,4 +27,6 @@ pub use machine::{SnapshotBuilder, SnapshotData, open_machine};
 pub use members::{AppliedRows, Members};
 pub use options::{GroupLimits, GroupTimes};
 pub use replica::{CommandError, Executed, Replica, ReplicaError, ReplicaOptions, ReplicaState, Rows};
-pub use types::{Effects, Groups, Member, seed_draws};
+#[cfg(feature = "testing")]
+pub use types::seed_draws;
+pub use types::{Effects, Groups, Member};

@@ -311,18 +311,6 @@ impl Replica {
         Ok(self.running()?.state())
     }
 
-    /// Begins the group with these members, on a replica that has no entry yet.
-    ///
-    /// # Errors
-    /// Raft's.
-    pub async fn initialize(&self, members: BTreeMap<ReplicaId, Member>) -> Result<(), ReplicaError> {
-        let done = self.running()?.initialize(members).await;
-        done.map_err(|problem| ReplicaError::Raft {
-            replica: self.id,
-            problem,
-        })
-    }
-
     /// Asks another replica to lead in place of this one. Whether it does shows later.
     ///
     /// # Errors
@@ -460,22 +448,6 @@ impl Replica {
         }
     }
 
-    /// Reads a row of the newest state.
-    ///
-    /// # Errors
-    /// [`CommandError`].
-    pub async fn read(&self, row: &Row) -> Result<Answer<Option<Value>>, CommandError> {
-        let running = self.running()?;
-        let deadline = Instant::now() + self.options.times.command;
-        let confirmed = timeout_at(deadline, running.commands.confirm()).await;
-        if !matches!(confirmed, Ok(Some(_))) {
-            return Ok(Answer::TryAgain);
-        }
-        let key = row.table_key();
-        let value = blocking(move || running.machine.db().get(key)).await?;
-        Ok(Answer::Reply(value.map(|value| value.to_vec())))
-    }
-
     /// Ends the replica, and closes its store. What is not in tables is in its log.
     pub async fn close(&self) {
         self.stop.send_replace(true);
@@ -530,5 +502,20 @@ fn evaluate<T>(
 impl Drop for Replica {
     fn drop(&mut self) {
         self.stop.send_replace(true);
+    }
+}
+
+#[cfg(feature = "testing")]
+impl Replica {
+    /// Begins the group with these members, on a replica that has no entry yet.
+    ///
+    /// # Errors
+    /// Raft's.
+    pub async fn initialize(&self, members: BTreeMap<ReplicaId, Member>) -> Result<(), ReplicaError> {
+        let begun = self.running()?.raft.initialize(members).await;
+        begun.map_err(|error| ReplicaError::Raft {
+            replica: self.id,
+            problem: error.to_string(),
+        })
     }
 }

@@ -1,6 +1,6 @@
 //! A replica from one opening to its end, and opening it again when it has failed.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -30,7 +30,7 @@ use crate::raft::replica::{CommandError, Now, ReplicaError, ReplicaOptions, Repl
 use crate::raft::snapshots::{self, Receiving};
 use crate::raft::tasks;
 use crate::raft::tasks::purge;
-use crate::raft::types::{Groups, Member, from_leader, from_log_id};
+use crate::raft::types::{Groups, from_leader, from_log_id};
 use crate::raftlog::{Holding, Purpose, Reserved};
 use crate::replica_store::Machine;
 use crate::replica_store::effects::EffectsBuf;
@@ -271,11 +271,6 @@ impl Running {
             snapshot: now.snapshot.index(),
             purged: now.purged.index(),
         }
-    }
-
-    pub(super) async fn initialize(&self, members: BTreeMap<ReplicaId, Member>) -> Result<(), String> {
-        let begun = self.raft.initialize(members).await;
-        begun.map_err(|error| error.to_string())
     }
 
     /// Asks another replica to lead, if the disk of its log has room.

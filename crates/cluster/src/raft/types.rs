@@ -133,6 +133,7 @@ thread_local! {
 /// From now on, what raft draws on this thread, such as how long a replica waits before it asks for
 /// votes, follows from `seed` and from what was drawn before: for simulations, which run all nodes on
 /// one thread. Threads that were given no seed draw what the system gives them.
+#[cfg(feature = "testing")]
 pub fn seed_draws(seed: u64) {
     SEED.set(Some(seed));
 }

@@ -165,18 +165,6 @@ impl PayloadsBuf {
         self.bytes.extend_from_slice(payload);
     }
 
-    /// How many bytes they take in the frame.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.bytes.len()
-    }
-
-    /// Whether there is no entry.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
     /// The payloads as a frame takes them.
     #[must_use]
     pub fn payloads(&self) -> Payloads<'_> {

@@ -28,7 +28,7 @@ pub enum Layout {
     Private,
 }
 
-/// Options of [`NodeStore::open`].
+/// Options of all logs of a node.
 #[derive(Debug, Clone)]
 pub struct NodeStoreOptions {
     /// A directory on each disk. The first one's log also holds the tombstones.
@@ -466,7 +466,18 @@ impl NodeStore {
         }
         Ok(())
     }
+}
 
+fn io(op: &'static str, path: &Path, error: std::io::Error) -> StoreError {
+    StoreError::Log(LogError::Io {
+        op,
+        path: path.to_owned(),
+        source: Arc::new(error),
+    })
+}
+
+#[cfg(feature = "testing")]
+impl NodeStore {
     /// Closes all logs. Blocks.
     ///
     /// # Errors
@@ -476,14 +487,6 @@ impl NodeStore {
         let answers: Vec<_> = logs.into_values().map(NodeLog::close).collect();
         answers.into_iter().collect()
     }
-}
-
-fn io(op: &'static str, path: &Path, error: std::io::Error) -> StoreError {
-    StoreError::Log(LogError::Io {
-        op,
-        path: path.to_owned(),
-        source: Arc::new(error),
-    })
 }
 
 #[cfg(test)]

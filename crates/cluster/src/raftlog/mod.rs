@@ -2,7 +2,7 @@
 
 mod completion;
 mod error;
-pub mod frames;
+pub(crate) mod frames;
 mod index;
 mod layout;
 mod limit;

@@ -25,19 +25,19 @@ const WORKERS: usize = 16;
 /// A frame of entries is closed at so many bytes.
 const FRAME_BYTES: usize = 1 << 20;
 
-/// Options of [`NodeLog::open`].
+/// Options of one log of a node.
 #[derive(Debug, Clone)]
 pub struct NodeLogOptions {
     /// The log's own. Its recovery mode is always [`RecoveryMode::SkipDamaged`].
     pub log: LogOptions,
-    /// How long the log may become, in bytes; see [`NodeLog::maintain`]. `None`, the default, fits its
+    /// How long the log may become, in bytes; see `NodeLog::maintain`. `None`, the default, fits its
     /// disk: an eighth of it, from 64 MiB to 2 GiB.
     pub log_limit: Option<u64>,
     /// What it keeps of entries that are in tables. `None`, the default: a sixteenth of its limit, and
     /// half of it for followers that lack them.
     pub retention: Option<Retention>,
     /// Where the file system of the log has less room than this, in bytes, and less than a quarter of
-    /// its own size, the log is kept short as if it were full; see [`NodeLog::maintain`]. 0: never.
+    /// its own size, the log is kept short as if it were full; see `NodeLog::maintain`. 0: never.
     /// Default 1 GiB.
     pub free_min: u64,
     /// Entries within so many bytes of the log's end are kept in memory, those that are not durable
@@ -136,17 +136,8 @@ struct Node {
 }
 
 impl NodeLog {
-    /// Opens the log in `dir`, in one pass that finds each replica's state and where its entries
-    /// are. Blocks.
-    ///
-    /// # Errors
-    /// The log's; [`StoreError::Frame`] where a later version wrote it.
-    pub fn open(dir: impl AsRef<Path>, options: NodeLogOptions) -> Result<Self, StoreError> {
-        let limit = options.limit_in(dir.as_ref());
-        Self::open_with(dir, options, limit, Arc::default())
-    }
-
-    /// The same with this limit. `pressed` is woken when the log is to be made shorter.
+    /// Opens the log in `dir`, in one pass that finds each replica's state and where its entries are. It may
+    /// become as long as `limit`, and `pressed` is woken when the log is to be made shorter.
     pub(super) fn open_with(
         dir: impl AsRef<Path>,
         options: NodeLogOptions,
@@ -235,6 +226,10 @@ impl NodeLog {
     /// Whether damage may have taken tombstones: a replica that was removed may be taken for one that
     /// never was here.
     #[must_use]
+    #[cfg_attr(
+        not(feature = "testing"),
+        expect(dead_code, reason = "no replica is removed yet")
+    )]
     pub fn tombstones_lost(&self) -> bool {
         self.shared.node.lock().tombstones_lost
     }
@@ -336,11 +331,6 @@ impl NodeLog {
                 }
             }
         }
-    }
-
-    /// Completes what waits for what is durable by now: for logs without threads, in simulations.
-    pub fn complete(&self) {
-        self.shared.completion.complete(self.shared.log.durable());
     }
 
     /// What the log holds, and what was done to keep it short.
@@ -671,5 +661,23 @@ impl Quarantined {
             last_frame: QUARANTINED,
             oldest: Some(self.oldest),
         }
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl NodeLog {
+    /// Opens the log in `dir`, in one pass that finds each replica's state and where its entries
+    /// are. Blocks.
+    ///
+    /// # Errors
+    /// The log's; [`StoreError::Frame`] where a later version wrote it.
+    pub fn open(dir: impl AsRef<Path>, options: NodeLogOptions) -> Result<Self, StoreError> {
+        let limit = options.limit_in(dir.as_ref());
+        Self::open_with(dir, options, limit, Arc::default())
+    }
+
+    /// Completes what waits for what is durable by now: for logs without threads, in simulations.
+    pub fn complete(&self) {
+        self.shared.completion.complete(self.shared.log.durable());
     }
 }

@@ -58,16 +58,6 @@ impl ReplicaLog {
 }
 
 impl NodeLog {
-    /// Whether more may be proposed: ask before an entry is handed to raft, which takes a refusal of
-    /// [`ReplicaLog::append`] for the end of the replica.
-    ///
-    /// # Errors
-    /// [`StoreError::Full`] where the log has reached its limit but for what is kept for removals,
-    /// [`StoreError::NoRoom`] where its disk is full.
-    pub fn admit(&self) -> Result<(), StoreError> {
-        self.shared.admit()
-    }
-
     /// What is to be done once a second, and when the log is pressed: says what is committed, shrinks
     /// what is in memory, appends the directory where it is due, and makes the replicas let go of what
     /// the log [keeps no longer](crate::Retention): entries are purged. Where they are not in tables yet,
@@ -159,5 +149,18 @@ fn gone_is_done<T>(answer: Result<T, StoreError>) -> Result<(), StoreError> {
     match answer {
         Ok(_) | Err(StoreError::Removed { .. }) => Ok(()),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl NodeLog {
+    /// Whether more may be proposed: ask before an entry is handed to raft, which takes a refusal of
+    /// [`ReplicaLog::append`] for the end of the replica.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`] where the log has reached its limit but for what is kept for removals,
+    /// [`StoreError::NoRoom`] where its disk is full.
+    pub fn admit(&self) -> Result<(), StoreError> {
+        self.shared.admit()
     }
 }

@@ -85,12 +85,6 @@ impl ReplicaLog {
         self.replica.identity.group
     }
 
-    /// The number of its stream in the log.
-    #[must_use]
-    pub fn stream(&self) -> u32 {
-        self.replica.stream
-    }
-
     /// Its vote, which may not be durable yet if it is being saved.
     #[must_use]
     pub fn vote(&self) -> Option<Vote> {

@@ -117,12 +117,6 @@ impl EffectsBuf {
         Ok(())
     }
 
-    /// How many effects.
-    #[must_use]
-    pub fn count(&self) -> u32 {
-        self.count
-    }
-
     /// The bytes that an entry has behind its header.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
@@ -241,7 +235,7 @@ mod tests {
             }
             let back: Vec<_> = all.iter().map(of).collect();
             prop_assert_eq!(decode(buf.bytes()), Ok(back));
-            prop_assert_eq!(buf.count() as usize, all.len());
+            prop_assert_eq!(buf.count as usize, all.len());
             for len in 0..buf.bytes().len() {
                 prop_assert!(decode(&buf.bytes()[..len]).is_err());
             }

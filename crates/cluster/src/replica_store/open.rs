@@ -195,12 +195,6 @@ impl Unsettled {
         Self { machine, behind }
     }
 
-    /// Whether the log has yet to be purged.
-    #[must_use]
-    pub fn is_behind(&self) -> bool {
-        self.behind
-    }
-
     /// Purges the log up to where the tables are, if it is behind, and waits until that is durable.
     ///
     /// # Errors
@@ -213,5 +207,14 @@ impl Unsettled {
             machine.0.log.purge_durably(applied).await?;
         }
         Ok(machine)
+    }
+}
+
+#[cfg(feature = "testing")]
+impl Unsettled {
+    /// Whether the log has yet to be purged.
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
+        self.behind
     }
 }

@@ -19,7 +19,7 @@ use crate::ids::{EntryId, ReplicaId};
 use crate::raftlog::{Holding, ReplicaLog};
 use crate::replica_store::error::MachineError;
 use crate::replica_store::keys::{count_key, data_key, decode_count, index_of, last_of, of_data_key};
-use crate::replica_store::positions::{Membership, Position, Positions};
+use crate::replica_store::positions::{Position, Positions};
 use crate::replica_store::proposals::Proposals;
 use crate::transport::wire::NodeId;
 
@@ -88,12 +88,6 @@ impl Machine {
     #[must_use]
     pub fn applied(&self) -> Option<EntryId> {
         self.0.journal.positions().last()
-    }
-
-    /// The members of the group, as of the last entry that was applied. Does not block.
-    #[must_use]
-    pub fn membership(&self) -> Option<Membership> {
-        self.position()?.membership
     }
 
     /// How far it is: the last entry that was applied, and the members as of then. Does not block.

@@ -26,5 +26,7 @@ pub use greeting::{JoinError, ask_to_join};
 pub use liveness::{Led, LedByNode, Liveness, NodeState, NodeStates, SKEW_MAX, Skew};
 pub use network::{Network, PlainTcp};
 pub use options::{Admission, Admitted, Identity, Limits, PeersOptions, Times};
-pub use peers::{Answer, Call, Peers, PeersStats};
+#[cfg(feature = "testing")]
+pub use peers::PeersStats;
+pub use peers::{Answer, Call, Peers};
 pub use tls::{TLS_NAME, TlsContents, TlsError, TlsFiles, TlsStream, TlsTcp, Validity};

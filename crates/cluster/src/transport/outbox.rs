@@ -197,18 +197,6 @@ impl Batch {
     }
 }
 
-impl Written {
-    /// Frames, their bytes, and the writes that took them.
-    pub(super) fn read(&self) -> (u64, u64, u64) {
-        // Counters that nothing is concluded from.
-        (
-            self.frames.load(Ordering::Relaxed),
-            self.bytes.load(Ordering::Relaxed),
-            self.writes.load(Ordering::Relaxed),
-        )
-    }
-}
-
 /// Writes what is queued until no more will be, and closes the sending half then.
 pub(super) async fn write_frames<W: AsyncWrite + Unpin>(
     mut to: W,
@@ -488,5 +476,18 @@ impl Drop for Place {
     fn drop(&mut self) {
         let given_up = self.pending.waiting.lock().by_request.remove(&self.request);
         drop(given_up);
+    }
+}
+
+#[cfg(feature = "testing")]
+impl Written {
+    /// Frames, their bytes, and the writes that took them.
+    pub(super) fn read(&self) -> (u64, u64, u64) {
+        // Counters that nothing is concluded from.
+        (
+            self.frames.load(Ordering::Relaxed),
+            self.bytes.load(Ordering::Relaxed),
+            self.writes.load(Ordering::Relaxed),
+        )
     }
 }

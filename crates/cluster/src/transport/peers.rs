@@ -72,6 +72,7 @@ pub struct Answer {
     deadline: Instant,
 }
 
+#[cfg(feature = "testing")]
 /// What was sent, on all connections since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -129,11 +130,6 @@ impl Peers {
             address,
             network: Box::new(network),
         })
-    }
-
-    /// Where this node takes connections.
-    pub fn address(&self) -> SocketAddr {
-        self.address
     }
 
     /// Adds a peer, or says where it is now. Connections to it are made in the background.
@@ -214,16 +210,6 @@ impl Peers {
     /// What the peers lead, by their own word.
     pub fn leaders(&self) -> watch::Receiver<LedByNode> {
         self.shared.leaders.heard.subscribe()
-    }
-
-    /// What was sent.
-    pub fn stats(&self) -> PeersStats {
-        let (frames, bytes, writes) = self.shared.written.read();
-        PeersStats {
-            frames,
-            bytes,
-            writes,
-        }
     }
 
     /// Sends a request, once there is room for it; it has been queued when this returns. A group's
@@ -371,5 +357,23 @@ impl fmt::Debug for Peers {
             .field("node", &self.shared.options.identity.node)
             .field("address", &self.address)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(feature = "testing")]
+impl Peers {
+    /// Where this node takes connections.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What was sent.
+    pub fn stats(&self) -> PeersStats {
+        let (frames, bytes, writes) = self.shared.written.read();
+        PeersStats {
+            frames,
+            bytes,
+            writes,
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use collie_cluster::transport::{TLS_NAME, TlsFiles};
+use collie_cluster::{TLS_NAME, TlsFiles};
 use collie_io::{Device, OpenMode, RealDevice, write_all_at};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,

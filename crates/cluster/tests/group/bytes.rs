@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use collie_cluster::proposals::Answer;
-use collie_cluster::{
-    CommandError, Executed, Layout, Member, NodeLogOptions, NodeLogStats, NodeOptions, Replica, Retention,
-    Row, Rows, StoreError,
+use collie_cluster::testing::proposals::Answer;
+use collie_cluster::testing::{
+    CommandError, Executed, Member, NodeLogStats, NodeOptions, Replica, Retention, Row, Rows, StoreError,
 };
+use collie_cluster::{Layout, NodeLogOptions};
 use collie_log::{LogOptions, RingMode};
 
 use crate::cluster::{CAP, Cluster, Place, Simulated};

@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collie_cluster::proposals::Answer;
-use collie_cluster::replica_store::{MachineOptions, Runs};
-use collie_cluster::transport::{Identity, Network, PeersOptions, PlainTcp, Times, TlsTcp};
-use collie_cluster::{
-    CommandError, Executed, GroupLimits, GroupTimes, Layout, Member, Node, NodeError, NodeLogOptions,
-    NodeOptions, NodeStoreOptions, Replica, ReplicaState, Retention, Row, Rows, StoreError, Value,
+use collie_cluster::testing::proposals::Answer;
+use collie_cluster::testing::replica_store::{MachineOptions, Runs};
+use collie_cluster::testing::transport::{Identity, Network, PeersOptions, PlainTcp, Times, TlsTcp};
+use collie_cluster::testing::{
+    CommandError, Executed, GroupLimits, GroupTimes, Member, Node, NodeOptions, Replica, ReplicaState,
+    Retention, Row, Rows, StoreError, Value,
 };
+use collie_cluster::{Layout, NodeError, NodeLogOptions, NodeStoreOptions};
 use collie_db::{Options, Shared, SharedOptions};
 use collie_io::{Clock, Nanos, RealClock, RealDevice};
 use collie_log::{LogError, LogOptions, RingMode};
@@ -28,6 +29,7 @@ use tokio::time::Instant;
 
 use crate::addresses::addresses;
 use crate::certificates::{Authority, write};
+use crate::seam::read_applied;
 
 pub(crate) const GROUP: u64 = 7;
 /// Only a hang takes so long.
@@ -596,8 +598,12 @@ where
 }
 
 pub(crate) async fn read(cluster: &Cluster, row: &Row) -> u64 {
-    match ask(cluster, |replica| async move { replica.read(row).await }).await {
-        Answer::Reply(value) => number(value),
+    let read = |replica| async move {
+        let read = read_applied(&replica, row).await;
+        Ok(read.map_or(Answer::TryAgain, Answer::Reply))
+    };
+    match ask(cluster, read).await {
+        Answer::Reply(value) => number(value.map(|value| value.to_vec())),
         other => panic!("a read has {other:?}"),
     }
 }

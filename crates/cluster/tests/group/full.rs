@@ -8,15 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use collie_cluster::proposals::Answer;
-use collie_cluster::{CommandError, Executed, GroupLimits, Replica, Retention, Row, Rows, StoreError};
+use collie_cluster::testing::proposals::Answer;
+use collie_cluster::testing::{
+    CommandError, Executed, GroupLimits, Replica, Retention, Row, Rows, StoreError,
+};
 use collie_db::Value;
 use collie_server::cluster::{Refused, Settled};
 use collie_sim::{Fault, FaultKind};
 
 use crate::cluster::{Cluster, Place, Simulated, Tally, ask, read, replica_on, row};
 use crate::filling::Filling;
-use crate::seam::{evaluate, incr};
+use crate::seam::{evaluate, incr, read_applied};
 
 /// Bytes of a row that is written to fill a disk.
 const BYTES: usize = 30_000;
@@ -620,8 +622,7 @@ fn a_new_leader_withdraws_what_most_have_no_room_for() {
     cluster.until("a read", || {
         let replica = cluster.leader(|_| true).replica()?;
         let row = row(0);
-        let read = replica.read(&row);
-        matches!(cluster.runtime.block_on(read), Ok(Answer::Reply(_))).then_some(())
+        cluster.runtime.block_on(read_applied(&replica, &row)).map(drop)
     });
     cluster.places.iter().for_each(Place::free);
     count(&cluster, &tally);

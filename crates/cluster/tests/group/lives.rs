@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use collie_cluster::GroupLimits;
+use collie_cluster::testing::GroupLimits;
 
 use crate::cluster::{Cluster, Place, Tally};
 

@@ -5,17 +5,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_cluster::proposals::{Header, RunId, Ticket};
-use collie_cluster::replica_store::effects::{Effect, EffectsBuf};
-use collie_cluster::replica_store::{Described, Description, Position};
-use collie_cluster::transport::wire::{
+use collie_cluster::NodeStoreOptions;
+use collie_cluster::testing::proposals::{Header, RunId, Ticket};
+use collie_cluster::testing::replica_store::effects::{Effect, EffectsBuf};
+use collie_cluster::testing::replica_store::{Described, Description, Position};
+use collie_cluster::testing::transport::{Call, Dispatch, Incoming, Peers, PlainTcp, Reply};
+use collie_cluster::testing::wire::{
     Append, Appended, LogEntry, Offer, Payload, Piece, Refusal, Request, Response, Room, Transfer,
     VoteAnswer, VoteRequest,
 };
-use collie_cluster::transport::{Call, Dispatch, Incoming, Peers, PlainTcp, Reply};
-use collie_cluster::{
-    EntryId, LeaderId, Node, NodeOptions, NodeStore, NodeStoreOptions, Replica, ReplicaError, Vote,
-};
+use collie_cluster::testing::{EntryId, LeaderId, Node, NodeOptions, NodeStore, Replica, ReplicaError, Vote};
 use collie_io::RealDevice;
 use collie_sim::{Fault, FaultKind, PowerCut, SimDevice, SplitDevice};
 use tempfile::TempDir;

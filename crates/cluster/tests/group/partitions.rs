@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collie_cluster::GroupLimits;
+use collie_cluster::testing::GroupLimits;
 use collie_db::Value;
 use collie_server::cluster::{Partition, Refused, Rows, Settled, StoredRow, Walked};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use collie_cluster::GroupLimits;
+use collie_cluster::testing::GroupLimits;
 use collie_db::Value;
 use collie_server::cluster::{Refused, Settled};
 

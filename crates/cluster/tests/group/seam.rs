@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use collie_cluster::testing::{Replica, Row};
 use collie_db::Value;
 use collie_server::cluster::{Evaluation, Partition, Refused, Settled, Settling};
 use tokio::sync::watch;
@@ -49,6 +50,15 @@ pub(crate) fn evaluate<T>(
     let mut evaluation = partition.begin(slot, rows, patience)?;
     let (changes, keys, reply) = command(&mut *evaluation)?;
     Ok((evaluation.finish(changes, keys)?, reply))
+}
+
+/// A lone GET: what the replica that leads has applied. `None` unless it has led without a break since then.
+pub(crate) async fn read_applied(replica: &Arc<Replica>, row: &Row) -> Option<Option<Value>> {
+    let partition = replica.partition(0..=u16::MAX);
+    let leadership = partition.leadership()?;
+    let value = partition.applied().ok()?.get(row.slot, &row.key).ok()?;
+    let settled = partition.confirm(leadership, None).await;
+    (settled == Settled::Holds).then_some(value)
 }
 
 impl Place {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use collie_cluster::GroupLimits;
-use collie_cluster::proposals::Answer;
+use collie_cluster::testing::GroupLimits;
+use collie_cluster::testing::proposals::Answer;
 use collie_server::cluster::Settled;
 use tokio::time::Instant;
 

@@ -1,7 +1,7 @@
 //! Random lives of two replicas of a group, one of which learns from the other now and then.
 //! `COLLIE_RUNS` sets the number of programs, `COLLIE_SEED` the first.
 
-use collie_cluster::replica_store::{MachineError, Transfer};
+use collie_cluster::testing::replica_store::{MachineError, Transfer};
 use collie_sim::Rng;
 
 use crate::from_env;

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use collie_cluster::replica_store::effects::{Effect, EffectsBuf};
-use collie_cluster::replica_store::{
+use collie_cluster::testing::replica_store::effects::{Effect, EffectsBuf};
+use collie_cluster::testing::replica_store::{
     Change, Machine, Membership, Outcome, Position, Proposals, Verdict, data_key,
 };
-use collie_cluster::{Entry, EntryId, LeaderId};
+use collie_cluster::testing::{Entry, EntryId, LeaderId};
 use collie_sim::Rng;
 
 /// An entry is taken if its number follows that of the last one that was.
@@ -222,7 +222,7 @@ pub(crate) fn found(machine: &Machine) -> Plain {
     let mut plain = Plain {
         position: machine.applied().map(|applied| Position {
             applied,
-            membership: machine.membership(),
+            membership: machine.position().and_then(|position| position.membership),
         }),
         ..Plain::default()
     };

@@ -6,8 +6,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use collie_cluster::replica_store::{Machine, MachineError, MachineOptions, OnFlush, Unsettled};
-use collie_cluster::{NodeLog, NodeLogOptions, ReplicaLog, Retention};
+use collie_cluster::NodeLogOptions;
+use collie_cluster::testing::replica_store::{Machine, MachineError, MachineOptions, OnFlush, Unsettled};
+use collie_cluster::testing::{NodeLog, ReplicaLog, Retention};
 use collie_db::{FamilyOptions, Options, Shared, SharedOptions};
 use collie_log::{Level, LogOptions, RingMode};
 use collie_sim::{PowerCut, Rng, SimDevice};

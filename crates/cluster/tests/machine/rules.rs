@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use collie_cluster::replica_store::effects::{Effect, EffectsBuf};
-use collie_cluster::replica_store::{Change, Machine, MachineError, Outcome, data_key};
+use collie_cluster::testing::replica_store::effects::{Effect, EffectsBuf};
+use collie_cluster::testing::replica_store::{Change, Machine, MachineError, Outcome, data_key};
 use collie_sim::Rng;
 
 use crate::plain::{Group, assert_holds};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use collie_cluster::replica_store::{Machine, MachineError, Missing, Staging, Transfer};
+use collie_cluster::testing::replica_store::{Machine, MachineError, Missing, Staging, Transfer};
 use collie_db::{DiskReserve, RoomUser};
 use collie_sim::{Rng, SimDevice};
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use collie_cluster::Begin;
-use collie_cluster::transport::wire::JoinAnswer;
+use collie_cluster::testing::wire::JoinAnswer;
 use collie_io::RealClock;
 use collie_server::cluster::{Route, SLOTS};
 
@@ -247,7 +247,7 @@ fn a_join_that_nothing_answers_goes_on_after_a_restart_with_the_same_token() {
     let gone = sites[0].peer;
     let waiting = async {
         let start = collie_cluster::ClusterNode::start(
-            collie_cluster::transport::PlainTcp,
+            collie_cluster::PlainTcp,
             sites[1].options(),
             Begin::Join(vec![gone]),
         );

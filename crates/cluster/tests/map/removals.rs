@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use collie_cluster::map::{Changes, Map};
-use collie_cluster::proposals::Answer;
-use collie_cluster::{Begin, Row};
+use collie_cluster::Begin;
+use collie_cluster::testing::Row;
+use collie_cluster::testing::map::{Changes, Map};
+use collie_cluster::testing::proposals::Answer;
 
 use super::sites::{Site, cluster, settled, sites, until};
 

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use collie_cluster::map::{Founding, JoinRequest, Map, MapError, Placement, found, join, place, voters};
+use collie_cluster::testing::map::{
+    Founding, JoinRequest, Map, MapError, Placement, found, join, place, voters,
+};
 use proptest::prelude::*;
 
 /// The rows of a map.
@@ -126,7 +128,7 @@ fn voters_are_an_odd_number_of_members_that_are_ready_and_stay_voters() {
         "a voter that does not answer stays one"
     );
     let five = Map {
-        cluster: collie_cluster::map::ClusterRecord {
+        cluster: collie_cluster::testing::map::ClusterRecord {
             voters: 5,
             ..map.cluster.clone()
         },
@@ -182,7 +184,7 @@ fn rows_of_a_later_version_and_rows_that_do_not_go_together_are_refused() {
     let mut fewer = rows.clone();
     fewer.remove(&key(b"partition/", 2));
     let fewer = read(&fewer).unwrap().unwrap();
-    assert_eq!(fewer.by_slot()[5000], collie_cluster::map::NOWHERE);
+    assert_eq!(fewer.by_slot()[5000], collie_cluster::testing::map::NOWHERE);
     assert_eq!(fewer.by_slot()[16_383], 2);
 }
 

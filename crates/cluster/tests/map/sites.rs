@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collie_cluster::map::Map;
-use collie_cluster::replica_store::{MachineOptions, Runs};
-use collie_cluster::transport::wire::{Join, JoinAnswer, VERSION};
-use collie_cluster::transport::{JoinError, PlainTcp, Times, ask_to_join};
+use collie_cluster::testing::ClusterStatus;
+use collie_cluster::testing::GroupTimes;
+use collie_cluster::testing::map::Map;
+use collie_cluster::testing::replica_store::{MachineOptions, Runs};
+use collie_cluster::testing::transport::{JoinError, PlainTcp, Times, ask_to_join};
+use collie_cluster::testing::wire::{Join, JoinAnswer, VERSION};
 use collie_cluster::{
-    Begin, ClusterError, ClusterNode, ClusterOptions, ClusterStatus, GroupTimes, Layout, NodeLogOptions,
-    NodeStoreOptions,
+    Begin, ClusterError, ClusterNode, ClusterOptions, Layout, NodeLogOptions, NodeStoreOptions,
 };
 use collie_db::{Options, Shared, SharedOptions};
 use collie_io::{Clock, Nanos, RealClock};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use collie_cluster::transport::wire::{Frame, Hello, Join, JoinAnswer, Lane, Message, NodeId};
-use collie_cluster::transport::{Admission, Admitted, Peers, PeersOptions};
+use collie_cluster::testing::transport::{Admission, Admitted, Peers, PeersOptions};
+use collie_cluster::testing::wire::{Frame, Hello, Join, JoinAnswer, Lane, Message, NodeId};
 
 use super::support::{Memory, Wire, Yes, alive, hello, until};
 
@@ -122,7 +122,7 @@ async fn a_feature_level_that_is_not_spoken_is_refused() {
 
 /// What node 1 answers to a greeting.
 async fn answer(network: &Memory, to: NodeId, hello: Hello) -> Option<String> {
-    use collie_cluster::transport::Network;
+    use collie_cluster::Network;
     let mut wire = Wire::new(network.connect(Memory::address(to)).await.unwrap());
     match wire.greet(hello).await?.message {
         Message::Refused(refused) => {
@@ -189,7 +189,7 @@ async fn each_wrong_greeting_is_answered_with_its_reason() {
 
 #[tokio::test(start_paused = true)]
 async fn of_two_processes_with_one_number_the_second_is_refused_while_the_first_is_heard() {
-    use collie_cluster::transport::Network;
+    use collie_cluster::Network;
     let network = Memory::default();
     let one = node(&network, Memory::options(1)).await;
     let first = node(&network, Memory::options(2)).await;
@@ -216,7 +216,7 @@ async fn of_two_processes_with_one_number_the_second_is_refused_while_the_first_
 
 /// Asks node 1 to join, as a stranger would, and waits for all that it answers.
 async fn asked(network: &Memory, join: Join) -> (Option<Message>, bool) {
-    use collie_cluster::transport::Network;
+    use collie_cluster::Network;
     let mut wire = Wire::new(network.connect(Memory::address(1)).await.unwrap());
     wire.send(&Frame::of_connection(0, Message::Join(join))).await;
     let answer = wire.next().await.map(|frame| frame.message);
@@ -225,12 +225,12 @@ async fn asked(network: &Memory, join: Join) -> (Option<Message>, bool) {
 
 fn join() -> Join {
     Join {
-        version: collie_cluster::transport::wire::VERSION,
+        version: collie_cluster::testing::wire::VERSION,
         known: None,
         token: [5; 16],
         peer: Memory::address(5),
         client: Memory::address(6),
-        disks: vec![[7; 16]; collie_cluster::transport::wire::DISKS_MAX],
+        disks: vec![[7; 16]; collie_cluster::testing::wire::DISKS_MAX],
         least: 1,
         most: 1,
         wall_ms: 0,

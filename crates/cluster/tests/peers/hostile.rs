@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_cluster::transport::wire::{
+use collie_cluster::testing::transport::{Peers, PlainTcp};
+use collie_cluster::testing::wire::{
     Appended, Frame, GREETING_MAX, Hello, Lane, Message, Ping, Response, encode,
 };
-use collie_cluster::transport::{Peers, PlainTcp};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_cluster::transport::wire::{Appended, Message, Refusal, Response};
-use collie_cluster::transport::{Network, PeerError, Peers, PeersOptions};
+use collie_cluster::testing::transport::{Network, PeerError, Peers, PeersOptions};
+use collie_cluster::testing::wire::{Appended, Message, Refusal, Response};
 use tokio::time::{sleep, timeout};
 
 use super::support::{

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use collie_cluster::transport::wire::Message;
-use collie_cluster::transport::{Liveness, NodeState, Peers, PeersOptions};
+use collie_cluster::testing::transport::{Liveness, NodeState, Peers, PeersOptions};
+use collie_cluster::testing::wire::Message;
 use tokio::io::DuplexStream;
 use tokio::time::{Instant, sleep};
 

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_cluster::transport::wire::{Appended, Refusal, Request, Response, SnapshotEnd};
-use collie_cluster::transport::{Network, PeerError, Peers, PlainTcp};
+use collie_cluster::testing::transport::{Network, PeerError, Peers, PlainTcp};
+use collie_cluster::testing::wire::{Appended, Refusal, Request, Response, SnapshotEnd};
 
 use super::support::{
     Yes, alive, append, ask_vote, call, connected, handed, index_of, options, until, vote, yes,
@@ -46,7 +46,7 @@ async fn three_nodes_call_each_other() {
 #[tokio::test]
 async fn addresses_off_loopback_are_refused_without_certificates() {
     let anywhere = SocketAddr::from(([0, 0, 0, 0], 0));
-    let options_of = |listen| collie_cluster::transport::PeersOptions { listen, ..options(1) };
+    let options_of = |listen| collie_cluster::testing::transport::PeersOptions { listen, ..options(1) };
     let refused = Peers::start(PlainTcp, options_of(anywhere), Arc::new(Yes))
         .await
         .unwrap_err();
@@ -102,7 +102,7 @@ async fn pipelined_appends_arrive_in_order_and_each_gets_its_own_answer() {
             came.push((index, reply));
         }
         for (index, reply) in came.into_iter().rev() {
-            let last = collie_cluster::EntryId {
+            let last = collie_cluster::testing::EntryId {
                 leader: vote().leader,
                 index,
             };

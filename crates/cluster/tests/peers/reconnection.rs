@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use collie_cluster::transport::wire::{Appended, Response};
-use collie_cluster::transport::{Network, PeerError, Peers};
+use collie_cluster::testing::transport::{Network, PeerError, Peers};
+use collie_cluster::testing::wire::{Appended, Response};
 use tokio::io::copy_bidirectional;
 use tokio::task::JoinSet;
 

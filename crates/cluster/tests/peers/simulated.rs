@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collie_cluster::EntryId;
-use collie_cluster::transport::wire::{Appended, NodeId, Response};
-use collie_cluster::transport::{Dispatch, Incoming, Liveness, Peers, PeersOptions, Reply};
+use collie_cluster::testing::EntryId;
+use collie_cluster::testing::transport::{Dispatch, Incoming, Liveness, Peers, PeersOptions, Reply};
+use collie_cluster::testing::wire::{Appended, NodeId, Response};
 use turmoil::{Builder, Sim};
 
 use super::sockets::Simulated;

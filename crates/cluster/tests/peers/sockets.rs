@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
-use collie_cluster::transport::Network;
+use collie_cluster::Network;
 use turmoil::net::{TcpListener, TcpStream};
 
 /// The simulation's sockets.

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collie_cluster::transport::wire::{
+use collie_cluster::testing::transport::{
+    Call, Dispatch, Identity, Incoming, Network, NodeState, NodeStates, Peers, PeersOptions, Reply,
+};
+use collie_cluster::testing::wire::{
     Append, Appended, Frame, HEAD, Hello, Lane, LogEntry, Message, NodeId, Payload, Pong, Request, Response,
     VERSION, VoteAnswer, VoteRequest, decode, encode, frame_len,
 };
-use collie_cluster::transport::{
-    Call, Dispatch, Identity, Incoming, Network, NodeState, NodeStates, Peers, PeersOptions, Reply,
-};
-use collie_cluster::{EntryId, LeaderId, Vote};
+use collie_cluster::testing::{EntryId, LeaderId, Vote};
 use collie_io::{Clock, Nanos};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::{mpsc, watch};
@@ -70,7 +70,7 @@ pub(crate) fn yes(request: &Request) -> Response {
             granted: true,
             last: asked.last,
         }),
-        _ => Response::Refusal(collie_cluster::transport::wire::Refusal::Unknown),
+        _ => Response::Refusal(collie_cluster::testing::wire::Refusal::Unknown),
     }
 }
 
@@ -168,7 +168,7 @@ pub(crate) async fn alive(peers: &Peers, node: NodeId) -> NodeState {
 /// Answers once the bulk connection stands as well.
 pub(crate) async fn connected(peers: &Peers, node: NodeId) {
     alive(peers, node).await;
-    let piece = collie_cluster::transport::wire::SnapshotEnd {
+    let piece = collie_cluster::testing::wire::SnapshotEnd {
         vote: vote(),
         snapshot: 0,
     };
@@ -272,7 +272,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     /// The next frame; `None` once the other side has closed the connection.
     pub(crate) async fn next(&mut self) -> Option<Frame> {
         loop {
-            if let Some(len) = frame_len(&self.bytes, collie_cluster::transport::wire::FRAME_MAX).unwrap()
+            if let Some(len) = frame_len(&self.bytes, collie_cluster::testing::wire::FRAME_MAX).unwrap()
                 && self.bytes.len() >= len
             {
                 let rest = self.bytes.split_off(len);

@@ -1,7 +1,7 @@
 //! Frames: what is encoded decodes to the same, and nothing else decodes.
 
-use collie_cluster::transport::wire::*;
-use collie_cluster::{EntryId, LeaderId, Vote};
+use collie_cluster::testing::wire::*;
+use collie_cluster::testing::{EntryId, LeaderId, Vote};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;

@@ -1,9 +1,9 @@
 //! Clients, and what a node does for their connections: it locks rows, evaluates, submits, waits.
 
-use collie_cluster::LeaderId;
-use collie_cluster::proposals::{
-    Answer, Attempt, Effects, Evaluated, NotOpen, NotSubmitted, Outcome, Part, Pipeline, Reading, Stale,
-    Ticket, Todo, reading,
+use collie_cluster::testing::LeaderId;
+use collie_cluster::testing::proposals::{
+    Answer, Attempt, Effects, Evaluated, Leading, NotOpen, NotSubmitted, Outcome, PendingReply, Stale,
+    Standing, Ticket, Todo,
 };
 use collie_sim::Rng;
 
@@ -36,10 +36,37 @@ enum State {
     Idle,
     /// It will send this; a command that is executed once is sent again until it has its reply.
     Sending(Vec<Sent>),
-    Evaluating(Vec<Sent>, Pipeline<Reply>, Stage),
-    Waiting(Vec<Sent>, Pipeline<Reply>, Option<(LeaderId, u64)>),
-    /// A lone GET: before its read index, and before its table is applied up to there.
-    AtReadIndex(Sent, Option<(LeaderId, u64, bool)>),
+    Evaluating(Vec<Sent>, Pipeline, Stage),
+    Waiting(Vec<Sent>, Pipeline, Option<(LeaderId, u64)>),
+    /// A lone GET, on a replica that leads under this id: it reads what is applied, without a lock.
+    Reading(Sent, LeaderId),
+}
+
+/// What became of the commands of a pipeline so far.
+type Pipeline = Vec<Part>;
+
+#[derive(Debug)]
+enum Part {
+    Pending(Evaluated, PendingReply<Reply>),
+    Answered(Answer<Reply>),
+}
+
+impl Part {
+    fn pending(&mut self) -> Option<&mut PendingReply<Reply>> {
+        match self {
+            Self::Pending(_, pending) => Some(pending),
+            Self::Answered(_) => None,
+        }
+    }
+}
+
+/// The answers of a pipeline that is waited for no longer.
+fn given_up(pipeline: &Pipeline, leading: &Leading<Row, Value, Effects<Row, Value>>) -> Vec<Answer<Reply>> {
+    let answer = |part: &Part| match part {
+        Part::Pending(_, pending) => pending.give_up(leading),
+        Part::Answered(answer) => answer.clone(),
+    };
+    pipeline.iter().map(answer).collect()
 }
 
 /// How far the evaluation of the next command is.
@@ -145,7 +172,7 @@ impl Client {
     fn cut(&mut self, world: &mut World<'_>) {
         let (sent, pipeline) = match std::mem::replace(&mut self.state, State::Idle) {
             State::Evaluating(sent, pipeline, _) | State::Waiting(sent, pipeline, _) => (sent, pipeline),
-            State::AtReadIndex(..) | State::Idle => return,
+            State::Reading(..) | State::Idle => return,
             State::Sending(sent) => {
                 self.state = State::Sending(sent);
                 return;
@@ -155,7 +182,7 @@ impl Client {
             Answer::Reply(_) => Answer::Unknown,
             answer => answer,
         };
-        let answers = pipeline.give_up(&world.group.replicas[self.at].leading);
+        let answers = given_up(&pipeline, &world.group.replicas[self.at].leading);
         let mut answers: Vec<_> = answers.into_iter().map(unheard).collect();
         // Commands that were not evaluated were not executed.
         answers.resize(sent.len(), Answer::TryAgain);
@@ -172,15 +199,15 @@ impl Client {
     pub(crate) fn give_up(&mut self, world: &mut World<'_>) {
         match std::mem::replace(&mut self.state, State::Idle) {
             State::Waiting(sent, mut pipeline, _) => {
-                let leading = &world.group.replicas[self.at].leading;
-                let waits_for: Vec<_> = pipeline.waits_for().collect();
-                for ticket in waits_for {
-                    pipeline.outcome(&ticket, Outcome::TimedOut);
+                for part in &mut pipeline {
+                    if let Part::Pending(Evaluated::Submitted(ticket), pending) = part {
+                        pending.outcome(ticket, Outcome::TimedOut);
+                    }
                 }
-                let answers = pipeline.give_up(leading);
+                let answers = given_up(&pipeline, &world.group.replicas[self.at].leading);
                 self.answered(&sent, answers, world);
             }
-            State::AtReadIndex(..) => self.state = State::Idle,
+            State::Reading(..) => self.state = State::Idle,
             state => self.state = state,
         }
     }
@@ -189,7 +216,9 @@ impl Client {
         if let State::Evaluating(_, pipeline, _) | State::Waiting(_, pipeline, _) = &mut self.state
             && self.at == replica
         {
-            pipeline.outcome(ticket, outcome);
+            for pending in pipeline.iter_mut().filter_map(Part::pending) {
+                pending.outcome(ticket, outcome);
+            }
         }
     }
 
@@ -204,7 +233,7 @@ impl Client {
             State::Sending(sent) => self.connect(sent, world),
             State::Evaluating(sent, pipeline, stage) => self.evaluate(sent, pipeline, stage, world),
             State::Waiting(sent, pipeline, asked) => self.wait(sent, pipeline, asked, world),
-            State::AtReadIndex(sent, asked) => self.at_read_index(sent, asked, world),
+            State::Reading(sent, leader) => self.read_applied(sent, leader, world),
         }
     }
 
@@ -220,9 +249,11 @@ impl Client {
         };
         self.boot = world.group.replicas[self.at].boot;
         let get = sent[0].command == Command::Get && sent[0].once.is_none();
-        self.state = match reading(sent.len() == 1, get) {
-            Reading::AtReadIndex => State::AtReadIndex(sent[0], None),
-            Reading::Evaluated => State::Evaluating(sent, Pipeline::new(), Stage::Lock),
+        self.state = match world.group.replicas[self.at].leading.standing() {
+            Standing::Open(run) | Standing::Ending(run) if get && sent.len() == 1 => {
+                State::Reading(sent[0], run.leader)
+            }
+            _ => State::Evaluating(sent, Pipeline::new(), Stage::Lock),
         };
     }
 
@@ -230,22 +261,11 @@ impl Client {
         replica.locks.retain(|_, owner| *owner != self.id);
     }
 
-    fn evaluate(
-        &mut self,
-        sent: Vec<Sent>,
-        mut pipeline: Pipeline<Reply>,
-        stage: Stage,
-        world: &mut World<'_>,
-    ) {
+    fn evaluate(&mut self, sent: Vec<Sent>, mut pipeline: Pipeline, stage: Stage, world: &mut World<'_>) {
         let Some(command) = sent.get(pipeline.len()).copied() else {
             self.state = State::Waiting(sent, pipeline, None);
             return;
         };
-        // A GET in a pipeline reads in its place, or else from the table.
-        let get = command.command == Command::Get && command.once.is_none();
-        if get && reading(sent.len() == 1, get) == Reading::AtReadIndex {
-            return self.get_in_pipeline_from_table(sent, pipeline, command, world);
-        }
         let replica = &mut world.group.replicas[self.at];
         let leading = replica.leading.clone();
         let key = Row::Key(command.key);
@@ -312,7 +332,7 @@ impl Client {
             ) {
                 Ok(evaluated) => {
                     self.unlock(replica);
-                    pipeline.push(Part::Evaluated(evaluated, reply));
+                    pipeline.push(Part::Pending(evaluated, PendingReply::new(evaluated, reply)));
                     Ok(Stage::Lock)
                 }
                 Err(NotSubmitted::Stale(stale)) => Err(stale),
@@ -331,74 +351,54 @@ impl Client {
         self.state = State::Evaluating(sent, pipeline, stage);
     }
 
-    /// Only a planted bug comes here.
-    fn get_in_pipeline_from_table(
-        &mut self,
-        sent: Vec<Sent>,
-        mut pipeline: Pipeline<Reply>,
-        command: Sent,
-        world: &mut World<'_>,
-    ) {
-        let replica = &world.group.replicas[self.at];
-        let value = replica.table.rows.get(&Row::Key(command.key)).copied();
-        let leader = replica.leads.unwrap_or(LeaderId { term: 0, replica: 0 });
-        let read = Evaluated::Read { leader, seen: None };
-        pipeline.push(Part::Evaluated(read, Reply(Value::int(value))));
-        self.state = State::Evaluating(sent, pipeline, Stage::Lock);
-    }
-
     fn wait(
         &mut self,
         sent: Vec<Sent>,
-        mut pipeline: Pipeline<Reply>,
+        mut pipeline: Pipeline,
         asked: Option<(LeaderId, u64)>,
         world: &mut World<'_>,
     ) {
-        if let Some((leader, _)) = asked {
+        let mut confirmation = asked.map(|(leader, _)| {
             let confirmed = world.group.confirm(self.at, leader, world.rng);
-            pipeline.confirmed(confirmed.then_some(leader));
-        }
-        let replica = &world.group.replicas[self.at];
-        match pipeline.next(&replica.leading) {
-            Todo::ReadIndex => {
-                let asked = world.group.read_index(self.at);
-                if asked.is_none() {
-                    pipeline.confirmed(None);
-                }
-                self.state = State::Waiting(sent, pipeline, asked);
+            confirmed.then_some(leader)
+        });
+        loop {
+            if let Some(confirmed) = confirmation {
+                let all = pipeline.iter_mut().filter_map(Part::pending);
+                all.for_each(|pending| pending.confirmed(confirmed));
             }
-            Todo::Wait => self.state = State::Waiting(sent, pipeline, None),
-            Todo::Answer(answers) => self.answered(&sent, answers, world),
+            let leading = &world.group.replicas[self.at].leading;
+            let mut asks = false;
+            let mut answers = Vec::new();
+            for part in &mut pipeline {
+                match part {
+                    Part::Answered(answer) => answers.push(answer.clone()),
+                    Part::Pending(_, pending) => match pending.next(leading) {
+                        Todo::Answer(answer) => answers.push(answer),
+                        Todo::ReadIndex => asks = true,
+                        Todo::Wait => {}
+                    },
+                }
+            }
+            if answers.len() == pipeline.len() {
+                return self.answered(&sent, answers, world);
+            }
+            let asked = asks.then(|| world.group.read_index(self.at));
+            if asked == Some(None) {
+                confirmation = Some(None);
+                continue;
+            }
+            self.state = State::Waiting(sent, pipeline, asked.flatten());
+            return;
         }
     }
 
-    fn at_read_index(&mut self, sent: Sent, asked: Option<(LeaderId, u64, bool)>, world: &mut World<'_>) {
-        let asked = match asked {
-            None => {
-                // Where nobody leads, the client asks another replica.
-                self.state = match world.group.read_index(self.at) {
-                    Some((leader, index)) => State::AtReadIndex(sent, Some((leader, index, false))),
-                    None => State::Sending(vec![sent]),
-                };
-                return;
-            }
-            Some((leader, index, false)) => world
-                .group
-                .confirm(self.at, leader, world.rng)
-                .then_some((leader, index, true)),
-            Some((_, index, true)) => {
-                let table = &world.group.replicas[self.at].table;
-                if table.applied.index >= index {
-                    let value = table.rows.get(&Row::Key(sent.key)).copied();
-                    let reply = Answer::Reply(Reply(Value::int(value)));
-                    return self.answered(&[sent], vec![reply], world);
-                }
-                asked
-            }
-        };
-        match asked {
-            Some(asked) => self.state = State::AtReadIndex(sent, Some(asked)),
-            None => self.answered(&[sent], vec![Answer::TryAgain], world),
-        }
+    fn read_applied(&mut self, sent: Sent, leader: LeaderId, world: &mut World<'_>) {
+        let replica = &mut world.group.replicas[self.at];
+        let read = read(replica, world.rng, world.faults, Row::Key(sent.key));
+        let value = read.expect("a table can be read");
+        let read = Evaluated::Read { leader, seen: None };
+        let pending = PendingReply::new(read, Reply(Value::int(value)));
+        self.state = State::Waiting(vec![sent], vec![Part::Pending(read, pending)], None);
     }
 }

@@ -177,8 +177,7 @@ impl Schedule {
                 1..4 => self.group.isolated = self.group.isolated.is_none().then_some(replica),
                 _ => {}
             },
-            96 => self.group.replicas[replica].leading.slots_changed(),
-            97 => {
+            96 | 97 => {
                 if self.group.replicas[replica].leads.is_none() {
                     self.group.replicas[replica].leading.follow();
                 }

@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use collie_cluster::proposals::{
+use collie_cluster::testing::proposals::{
     Decision, Effects, HEADER, Header, Leading, Outcome, Proposal, RECORDED, Recorded, Skip, Ticket, decide,
 };
-use collie_cluster::{EntryId, LeaderId};
+use collie_cluster::testing::{EntryId, LeaderId};
 use collie_sim::Rng;
 
 use crate::commands::{Row, Value};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use collie_check::objects::{Act, Answer, Step};
-use collie_cluster::Node;
+use collie_cluster::testing::Node;
 use collie_db::Value;
 use collie_server::cluster::{Evaluation, Partition, Refused, Settled, Settling};
 use collie_sim::Rng;

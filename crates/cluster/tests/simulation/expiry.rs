@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collie_cluster::Replica;
+use collie_cluster::testing::Replica;
 use collie_db::Value;
 use collie_server::cluster::{Refused, Settled, Settling};
 use collie_sim::Rng;

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collie_cluster::replica_store::{MachineOptions, Runs};
-use collie_cluster::transport::{Identity, PeersOptions, Times};
-use collie_cluster::{
-    GroupLimits, GroupTimes, Layout, LogOpened, Member, Node, NodeError, NodeLog, NodeLogOptions,
-    NodeOptions, NodeStoreOptions, Replica, Retention,
+use collie_cluster::testing::replica_store::{MachineOptions, Runs};
+use collie_cluster::testing::transport::{Identity, PeersOptions, Times};
+use collie_cluster::testing::{
+    GroupLimits, GroupTimes, LogOpened, Member, Node, NodeLog, NodeOptions, Replica, Retention,
 };
+use collie_cluster::{Layout, NodeError, NodeLogOptions, NodeStoreOptions};
 use collie_db::{FamilyOptions, Options, Shared, SharedOptions};
 use collie_log::{Level, LogOptions, RingMode};
 use collie_sim::{Rng, mix};

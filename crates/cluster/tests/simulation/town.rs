@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use collie_cluster::seed_draws;
+use collie_cluster::testing::seed_draws;
 use collie_sim::Rng;
 use turmoil::{Builder, Sim};
 

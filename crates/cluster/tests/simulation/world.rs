@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use collie_check::objects::{Answer, Operation, Step};
-use collie_cluster::Node;
+use collie_cluster::testing::Node;
 use collie_io::{Clock, Nanos};
 use collie_sim::mix;
 

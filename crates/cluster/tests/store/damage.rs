@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use collie_cluster::raftlog::frames::{Directory, Frame, KIND_TOMBSTONE, Listed, NODE_STREAM};
-use collie_cluster::{Layout, LeaderId, NodeStore, ReplicaId, StoreError, Vote};
+use collie_cluster::Layout;
+use collie_cluster::testing::frames::{Directory, Frame, KIND_TOMBSTONE, Listed, NODE_STREAM};
+use collie_cluster::testing::{LeaderId, NodeStore, ReplicaId, StoreError, Vote};
 use collie_io::Device;
 use collie_log::{FRAME_HEADER, inspect};
 use collie_sim::{Image, Rng, SimDevice};

@@ -7,10 +7,8 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-use collie_cluster::{
-    Entry, EntryId, Layout, LeaderId, NodeLogOptions, NodeStore, NodeStoreOptions, ReplicaId, ReplicaLog,
-    StoreError, Vote,
-};
+use collie_cluster::testing::{Entry, EntryId, LeaderId, NodeStore, ReplicaId, ReplicaLog, StoreError, Vote};
+use collie_cluster::{Layout, NodeLogOptions, NodeStoreOptions};
 use collie_log::{Level, LogOptions, RingMode, WritePath};
 use collie_sim::{Rng, SimDevice, VOLATILE_DIR};
 

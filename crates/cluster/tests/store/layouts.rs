@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use collie_cluster::{Layout, LeaderId, Vote};
+use collie_cluster::Layout;
+use collie_cluster::testing::{LeaderId, Vote};
 use collie_io::Device;
 use collie_sim::SimDevice;
 

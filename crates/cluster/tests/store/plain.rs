@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use collie_cluster::{EntryId, LeaderId, NodeStore, ReplicaId, StoreError, Vote};
+use collie_cluster::testing::{EntryId, LeaderId, NodeStore, ReplicaId, StoreError, Vote};
 
 /// One replica.
 #[derive(Debug, Clone, PartialEq, Eq)]

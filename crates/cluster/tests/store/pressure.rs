@@ -2,7 +2,8 @@
 
 use std::sync::Mutex;
 
-use collie_cluster::{Entry, EntryId, Layout, LeaderId, NodeLog, ReplicaId, StoreError, Vote};
+use collie_cluster::Layout;
+use collie_cluster::testing::{Entry, EntryId, LeaderId, NodeLog, ReplicaId, StoreError, Vote};
 use collie_sim::SimDevice;
 
 use crate::driver::{Node, Setup};

@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use collie_cluster::raftlog::frames::KIND_ENTRIES;
-use collie_cluster::{Entry, EntryId, Layout, LeaderId, StoreError};
+use collie_cluster::Layout;
+use collie_cluster::testing::frames::KIND_ENTRIES;
+use collie_cluster::testing::{Entry, EntryId, LeaderId, StoreError};
 use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
 use collie_log::{FRAME_HEADER, Level, Log, LogOptions, RingMode, inspect};
 use collie_sim::SimDevice;

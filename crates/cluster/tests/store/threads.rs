@@ -8,7 +8,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
-use collie_cluster::{Entry, EntryId, LeaderId, NodeLog, NodeLogOptions, StoreError, Vote};
+use collie_cluster::NodeLogOptions;
+use collie_cluster::testing::{Entry, EntryId, LeaderId, NodeLog, StoreError, Vote};
 use collie_log::{LogOptions, RingMode, WritePath};
 use collie_sim::{Fault, FaultKind, SimDevice};
 

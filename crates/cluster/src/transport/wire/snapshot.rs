@@ -115,11 +115,6 @@ impl FileName {
         }
         Ok(Self(name))
     }
-
-    /// The name.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
 }
 
 impl fmt::Display for FileName {

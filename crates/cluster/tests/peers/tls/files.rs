@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use collie_cluster::transport::{Network, TlsError, TlsFiles, TlsTcp};
+use collie_cluster::{Network, TlsError, TlsFiles, TlsTcp};
 use collie_io::{Device, RealDevice};
 use rcgen::{ExtendedKeyUsagePurpose, date_time_ymd};
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use collie_cluster::transport::{Network, TLS_NAME, TlsTcp};
+use collie_cluster::{Network, TLS_NAME, TlsTcp};
 use collie_io::RealDevice;
 use rcgen::{CertificateParams, date_time_ymd};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};

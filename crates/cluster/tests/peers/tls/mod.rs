@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use collie_cluster::transport::TlsTcp;
+use collie_cluster::TlsTcp;
 use collie_io::RealDevice;
 use tempfile::TempDir;
 

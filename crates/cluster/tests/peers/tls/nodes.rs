@@ -4,8 +4,8 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collie_cluster::transport::wire::{Appended, Response};
-use collie_cluster::transport::{Network, Peers, PeersOptions, PlainTcp};
+use collie_cluster::testing::transport::{Network, Peers, PeersOptions, PlainTcp};
+use collie_cluster::testing::wire::{Appended, Response};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;

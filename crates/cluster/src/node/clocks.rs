@@ -23,8 +23,8 @@ use tokio::time::{Instant, sleep};
 use crate::blocking::blocking;
 use crate::ids::ReplicaId;
 use crate::map::Map;
-use crate::node::shared::{Group, Inner, groups};
-use crate::node::steady::{Jump, Verdict};
+use crate::node::shared::{ClusterInner, Group, groups};
+use crate::node::steady::{ClockVerdict, Jump};
 use crate::transport::wire::NodeId;
 use crate::transport::{NodeStates, SKEW_MAX, Skew};
 
@@ -46,7 +46,7 @@ const ADOPTED_AFTER: Duration = Duration::from_secs(10);
 type Clocks = BTreeMap<NodeId, Skew>;
 
 /// The times of this node and of those that answer it.
-fn clocks(inner: &Inner, map: &Map, states: &NodeStates) -> Clocks {
+fn clocks(inner: &ClusterInner, map: &Map, states: &NodeStates) -> Clocks {
     let own = Skew {
         ahead_ms: 0,
         doubt_ms: 0,
@@ -97,19 +97,19 @@ fn is_times_of_most(clocks: &Clocks, node: NodeId, nodes: usize, limit: Duration
 }
 
 /// What is known of a node's time by what was known and by the times of the nodes that answer.
-fn judged(was: Verdict, clocks: &Clocks, node: NodeId, nodes: usize) -> Verdict {
-    if was == Verdict::Right {
+fn judged(was: ClockVerdict, clocks: &Clocks, node: NodeId, nodes: usize) -> ClockVerdict {
+    if was == ClockVerdict::Right {
         let ahead_ms = ahead_of_most(clocks, node, nodes, SKEW_MAX);
-        return ahead_ms.map_or(Verdict::Right, Verdict::Off);
+        return ahead_ms.map_or(ClockVerdict::Right, ClockVerdict::Off);
     }
     if is_times_of_most(clocks, node, nodes, RIGHT_AGAIN) {
-        return Verdict::Right;
+        return ClockVerdict::Right;
     }
     // How far it is off, the others tell that are left.
     let left = clocks.len().saturating_sub(1);
     let ahead_ms = ahead_of_most(clocks, node, nodes, RIGHT_AGAIN)
         .or_else(|| ahead_of_most(clocks, node, left, RIGHT_AGAIN));
-    ahead_ms.map_or(was, Verdict::Off)
+    ahead_ms.map_or(was, ClockVerdict::Off)
 }
 
 /// Whether the clock of `node`'s machine is right, as far as that can be known, and its time is not.
@@ -149,7 +149,7 @@ fn is_right(
 }
 
 /// The nodes of the map whose times are off, as far as this node knows.
-pub(super) fn clocks_off(inner: &Inner, map: &Map) -> BTreeSet<NodeId> {
+pub(super) fn clocks_off(inner: &ClusterInner, map: &Map) -> BTreeSet<NodeId> {
     let states = inner.peers().states();
     let clocks = clocks(inner, map, &states.borrow());
     let is_off = |node: &NodeId| ahead_of_most(&clocks, *node, map.nodes.len(), SKEW_MAX).is_some();
@@ -157,12 +157,12 @@ pub(super) fn clocks_off(inner: &Inner, map: &Map) -> BTreeSet<NodeId> {
 }
 
 /// Follows the clocks, and hands over what this node leads while its time is off.
-pub(super) async fn watch_clocks(inner: Arc<Inner>) {
+pub(super) async fn watch_clocks(inner: Arc<ClusterInner>) {
     let mut states = inner.peers().states();
     let mut obeying = Obeying::default();
     let mut had_jumped = false;
     let mut adopted: Option<Instant> = None;
-    let mut stored = inner.clock.verdict() != Verdict::Right;
+    let mut stored = inner.clock.verdict() != ClockVerdict::Right;
     loop {
         drop(states.borrow_and_update());
         match look_at_clock(&inner, had_jumped) {
@@ -174,7 +174,7 @@ pub(super) async fn watch_clocks(inner: Arc<Inner>) {
             look(&inner);
         }
         let verdict = inner.clock.verdict();
-        let is_off = verdict != Verdict::Right;
+        let is_off = verdict != ClockVerdict::Right;
         if is_off != stored {
             stored = remember(&inner, is_off, stored).await;
         }
@@ -203,7 +203,7 @@ enum Looked {
 
 /// Compares the clock of the machine with this node's time. If it has jumped and is right, its time is
 /// adopted.
-fn look_at_clock(inner: &Inner, had_jumped: bool) -> Looked {
+fn look_at_clock(inner: &ClusterInner, had_jumped: bool) -> Looked {
     let node = inner.number();
     let Some(jump) = inner.clock.jump() else {
         if had_jumped {
@@ -242,7 +242,7 @@ fn look_at_clock(inner: &Inner, had_jumped: bool) -> Looked {
 }
 
 /// Compares this node's time with the others'.
-fn look(inner: &Inner) {
+fn look(inner: &ClusterInner) {
     let Some(map) = inner.map() else { return };
     let was = inner.clock.verdict();
     let states = inner.peers().states();
@@ -251,11 +251,11 @@ fn look(inner: &Inner) {
     inner.clock.set_verdict(now);
     let node = inner.number();
     match (was, now) {
-        (Verdict::Right, Verdict::Off(ahead_ms)) => {
+        (ClockVerdict::Right, ClockVerdict::Off(ahead_ms)) => {
             let problem = off_problem(ahead_ms);
             tracing::error!(node, problem, "this node leads nothing until its clock is right");
         }
-        (Verdict::Off(_) | Verdict::WasOff, Verdict::Right) => {
+        (ClockVerdict::Off(_) | ClockVerdict::WasOff, ClockVerdict::Right) => {
             tracing::info!(node, "the clock of this node is right again: it may lead");
         }
         _ => {}
@@ -263,7 +263,7 @@ fn look(inner: &Inner) {
 }
 
 /// Notes on disk whether this node's time is off. Returns what is noted there now.
-async fn remember(inner: &Inner, is_off: bool, stored: bool) -> bool {
+async fn remember(inner: &ClusterInner, is_off: bool, stored: bool) -> bool {
     let store = inner.store.clone();
     match blocking(move || store.set_clock_off(is_off)).await {
         Ok(()) => is_off,
@@ -275,7 +275,7 @@ async fn remember(inner: &Inner, is_off: bool, stored: bool) -> bool {
     }
 }
 
-impl Inner {
+impl ClusterInner {
     /// What is wrong with this node's clock, and what to do.
     pub(super) fn clock_problems(&self) -> impl Iterator<Item = String> + use<> {
         let off = self.off_problem();
@@ -285,9 +285,9 @@ impl Inner {
     /// Why this node leads nothing, if its time is off.
     pub(super) fn off_problem(&self) -> Option<String> {
         match self.clock.verdict() {
-            Verdict::Right => None,
-            Verdict::Off(ahead_ms) => Some(off_problem(ahead_ms)),
-            Verdict::WasOff => Some(
+            ClockVerdict::Right => None,
+            ClockVerdict::Off(ahead_ms) => Some(off_problem(ahead_ms)),
+            ClockVerdict::WasOff => Some(
                 "the clock of this machine was off when it was last compared with those of other nodes, and none has \
                  answered since the node was started: it leads nothing until one does"
                     .to_owned(),
@@ -327,15 +327,15 @@ struct Obeying {
 impl Obeying {
     /// Lets the replicas of this node stand for election, or not. While the time is off, those that lead
     /// hand over, as soon as another one can lead.
-    async fn obey(&mut self, inner: &Inner, map: &Map, verdict: Verdict) {
+    async fn obey(&mut self, inner: &ClusterInner, map: &Map, verdict: ClockVerdict) {
         let off = match verdict {
-            Verdict::Right => BTreeSet::new(),
+            ClockVerdict::Right => BTreeSet::new(),
             _ => clocks_off(inner, map),
         };
         for group in groups(inner, map) {
             let stands = self.stands(inner, &group, verdict);
             inner.set_stands(&group.replica, stands);
-            if verdict == Verdict::Right || !group.replica.state().is_ok_and(|state| state.leads) {
+            if verdict == ClockVerdict::Right || !group.replica.state().is_ok_and(|state| state.leads) {
                 continue;
             }
             let own = group.replica.id();
@@ -360,24 +360,24 @@ impl Obeying {
 
     /// Whether a replica is to stand for election. One of a node whose time is off does only where the
     /// others cannot elect a leader, or do not: they may lack what was acknowledged.
-    fn stands(&mut self, inner: &Inner, group: &Group, verdict: Verdict) -> bool {
+    fn stands(&mut self, inner: &ClusterInner, group: &Group, verdict: ClockVerdict) -> bool {
         let own = group.replica.id();
         let leader = group.replica.leader();
         let node = leader.and_then(|leader| group.members.get(&leader));
-        if verdict == Verdict::Right || node.is_some_and(|node| inner.hears(*node)) {
+        if verdict == ClockVerdict::Right || node.is_some_and(|node| inner.hears(*node)) {
             self.leaderless.remove(&own);
-            return verdict == Verdict::Right;
+            return verdict == ClockVerdict::Right;
         }
         let since = *self.leaderless.entry(own).or_insert_with(Instant::now);
         let is_alone = group.members.len() == 1;
         let is_left = is_alone || since.elapsed() >= LEFT_TO_OTHERS;
-        verdict != Verdict::WasOff && is_left && !others_can_lead(inner, group)
+        verdict != ClockVerdict::WasOff && is_left && !others_can_lead(inner, group)
     }
 }
 
 /// Whether the others can elect a leader without this node, and one with all that was acknowledged:
 /// each majority has a member among more than half of the members.
-fn others_can_lead(inner: &Inner, group: &Group) -> bool {
+fn others_can_lead(inner: &ClusterInner, group: &Group) -> bool {
     let answer = group.others().filter(|(_, node)| inner.hears(*node)).count();
     2 * answer > group.members.len()
 }
@@ -426,26 +426,32 @@ mod tests {
             let clocks = ahead_ms.iter().map(|(node, ahead_ms)| (*node, skew(*ahead_ms)));
             judged(was, &clocks.collect(), 2, nodes)
         };
-        let off = Verdict::Off(3000);
-        assert_eq!(judge(Verdict::Right, &[(1, -3000), (2, 0), (3, -3100)], 3), off);
+        let off = ClockVerdict::Off(3000);
+        assert_eq!(
+            judge(ClockVerdict::Right, &[(1, -3000), (2, 0), (3, -3100)], 3),
+            off
+        );
         assert_eq!(
             judge(off, &[(2, 0), (3, -3100)], 3),
-            Verdict::Off(3100),
+            ClockVerdict::Off(3100),
             "the third is gone"
         );
         assert_eq!(judge(off, &[(2, 0)], 3), off, "all others are");
-        assert_eq!(judge(Verdict::WasOff, &[(2, 0)], 3), Verdict::WasOff);
+        assert_eq!(judge(ClockVerdict::WasOff, &[(2, 0)], 3), ClockVerdict::WasOff);
         assert_eq!(
-            judge(Verdict::WasOff, &[(2, 0), (3, -3000)], 3),
+            judge(ClockVerdict::WasOff, &[(2, 0), (3, -3000)], 3),
             off,
             "after a restart"
         );
-        assert_eq!(judge(Verdict::WasOff, &[(2, 0), (3, 400)], 3), Verdict::Right);
-        assert_eq!(judge(off, &[(2, 0), (3, 401)], 3), Verdict::Off(-401));
+        assert_eq!(
+            judge(ClockVerdict::WasOff, &[(2, 0), (3, 400)], 3),
+            ClockVerdict::Right
+        );
+        assert_eq!(judge(off, &[(2, 0), (3, 401)], 3), ClockVerdict::Off(-401));
         // Another one that is off in the same way proves nothing.
         assert_eq!(judge(off, &[(2, 0), (4, 20)], 5), off);
         assert_eq!(judge(off, &[(1, -3000), (2, 0), (4, 20)], 5), off);
-        assert_eq!(judge(off, &[(1, 10), (2, 0), (4, 20)], 5), Verdict::Right);
+        assert_eq!(judge(off, &[(1, 10), (2, 0), (4, 20)], 5), ClockVerdict::Right);
     }
 
     /// Whether a node's clock that has jumped by an hour is right, where those that answer have these

@@ -21,9 +21,9 @@ use crate::node::follower::follow;
 use crate::node::joining::{Gate, begin};
 use crate::node::leaders::{retire, take_over, tell_leaders, watch_nodes};
 use crate::node::options::{Begin, ClusterOptions};
-use crate::node::routing::{Here, Known, Routing, name};
-use crate::node::shared::Inner;
-use crate::node::steady::{LeadingClock, SteadyClock, Verdict};
+use crate::node::routing::{Here, KnownNodes, Routing, name};
+use crate::node::shared::ClusterInner;
+use crate::node::steady::{ClockVerdict, LeadingClock, SteadyClock};
 use crate::node::{Node, NodeError, NodeOptions};
 use crate::raftlog::StoreError;
 use crate::transport::{Identity, Network, PeersOptions};
@@ -31,7 +31,7 @@ use crate::transport::{Identity, Network, PeersOptions};
 /// A node of a cluster that runs: its logs, connections and replicas, the map, and what follows and
 /// changes it. Dropped, it ends without closing its stores properly; see [`close`](Self::close).
 pub struct ClusterNode {
-    pub(super) inner: Arc<Inner>,
+    pub(super) inner: Arc<ClusterInner>,
     tasks: Mutex<JoinSet<()>>,
 }
 
@@ -68,13 +68,13 @@ impl ClusterNode {
         let clock = Arc::new(SteadyClock::new(Arc::clone(&options.clock)));
         let own_store = store.clone();
         if blocking(move || own_store.clock_was_off()).await? {
-            clock.set_verdict(Verdict::WasOff);
+            clock.set_verdict(ClockVerdict::WasOff);
         }
         let mut node_options = node_options(&options, &identity, Arc::clone(&gate))?;
         node_options.peers.clock = Arc::clone(&clock) as _;
         node_options.clock = Arc::new(LeadingClock(Arc::clone(&clock)));
         let node = Arc::new(Node::start(network, node_options).await?);
-        let inner = Arc::new(Inner::new(node, options, clock, identity, store));
+        let inner = Arc::new(ClusterInner::new(node, options, clock, identity, store));
         gate.open(&inner);
         let mut tasks = JoinSet::new();
         tasks.spawn(follow(Arc::clone(&inner)));
@@ -181,7 +181,7 @@ fn node_options(
 }
 
 /// A node, as its server sees the cluster.
-struct Routes(Arc<Inner>);
+struct Routes(Arc<ClusterInner>);
 
 impl fmt::Debug for Routes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -196,7 +196,7 @@ impl Cluster for Routes {
         let inner = &self.0;
         let routing = inner.routing.load();
         let (states, led) = (inner.peers().states(), inner.peers().leaders());
-        let known = Known {
+        let known = KnownNodes {
             number: inner.number(),
             states: &states.borrow(),
             led: &led.borrow(),
@@ -250,7 +250,7 @@ impl Cluster for Routes {
             return Route::Here(Arc::clone(&here.partition));
         }
         let (states, led) = (self.0.peers().states(), self.0.peers().leaders());
-        let known = Known {
+        let known = KnownNodes {
             number: self.0.number(),
             states: &states.borrow(),
             led: &led.borrow(),

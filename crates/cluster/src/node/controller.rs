@@ -20,7 +20,7 @@ use crate::map::{self, Map, PartitionRecord, Placement};
 use crate::node::changing::{change, map_member};
 use crate::node::clocks::clocks_off;
 use crate::node::routing::node_of;
-use crate::node::shared::Inner;
+use crate::node::shared::ClusterInner;
 use crate::proposals::Answer;
 use crate::raft::{Members, Replica};
 use crate::transport::wire::NodeId;
@@ -29,7 +29,7 @@ use crate::transport::wire::NodeId;
 const STEP: Duration = Duration::from_secs(10);
 
 /// Takes step after step while this node's replica of group 0 leads, until the node ends.
-pub(super) async fn control(inner: Arc<Inner>) {
+pub(super) async fn control(inner: Arc<ClusterInner>) {
     let mut ticks = interval(inner.options.look);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut map = inner.map.subscribe();
@@ -62,7 +62,7 @@ pub(super) async fn control(inner: Arc<Inner>) {
 }
 
 /// The next steps, in their order.
-async fn step(inner: &Inner, replica: &Replica) -> Result<(), String> {
+async fn step(inner: &ClusterInner, replica: &Replica) -> Result<(), String> {
     let Some(map) = inner.map() else {
         return found(inner, replica).await;
     };
@@ -74,7 +74,7 @@ async fn step(inner: &Inner, replica: &Replica) -> Result<(), String> {
 }
 
 /// The first entry of the map, on the node that made the cluster.
-async fn found(inner: &Inner, replica: &Replica) -> Result<(), String> {
+async fn found(inner: &ClusterInner, replica: &Replica) -> Result<(), String> {
     let Some(founding) = inner.founding() else {
         return Ok(());
     };
@@ -95,7 +95,7 @@ async fn learners(replica: &Replica, map: &Map) -> Result<(), String> {
 }
 
 /// The members of group 0 that have nearly all entries, and whose nodes answer.
-fn ready(inner: &Inner, map: &Map, members: &Members) -> BTreeSet<u64> {
+fn ready(inner: &ClusterInner, map: &Map, members: &Members) -> BTreeSet<u64> {
     let states = inner.peers().states();
     let states = states.borrow();
     let is_ready = |replica: &u64| {
@@ -156,7 +156,7 @@ const ASKED_FOR: Duration = Duration::from_secs(5);
 
 /// What leaders depend on, as far as this node knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Seen {
+struct LeadersSeen {
     /// The node that leads each group; none where that is not known.
     leaders: BTreeMap<GroupId, Option<NodeId>>,
     /// The nodes that answer, and whose clocks are right.
@@ -174,7 +174,7 @@ struct Move {
 /// Spreads leaders, step by step.
 #[derive(Debug, Default)]
 pub(super) struct Spreading {
-    seen: Option<Seen>,
+    seen: Option<LeadersSeen>,
     /// Since when nothing else has changed what was seen.
     quiet: Option<Instant>,
     asked: Option<(Move, Instant)>,
@@ -182,7 +182,7 @@ pub(super) struct Spreading {
 
 impl Spreading {
     /// Looks at the leaders, and asks for the next hand-over if it is time.
-    pub(super) async fn step(&mut self, inner: &Inner, map: &Map) {
+    pub(super) async fn step(&mut self, inner: &ClusterInner, map: &Map) {
         let seen = look(inner, map);
         if let Some(wanted) = self.next(seen, map, Instant::now(), inner.options.spread_after) {
             ask(inner, map, wanted).await;
@@ -190,16 +190,16 @@ impl Spreading {
     }
 
     /// The next hand-over, if it is time for one.
-    fn next(&mut self, seen: Seen, map: &Map, now: Instant, after: Duration) -> Option<Move> {
+    fn next(&mut self, seen: LeadersSeen, map: &Map, now: Instant, after: Duration) -> Option<Move> {
         let asked = self.asked;
-        let as_asked = |before: &Seen| {
+        let as_asked = |before: &LeadersSeen| {
             let (done, _) = asked?;
             let mut expected = before.clone();
             expected.leaders.insert(done.group, Some(done.to));
             Some(expected == seen)
         };
         // While leadership changes hands, it is not known who has it.
-        let is_between = |before: &Seen| {
+        let is_between = |before: &LeadersSeen| {
             let (done, _) = asked?;
             let mut expected = before.clone();
             expected.leaders.insert(done.group, None);
@@ -227,7 +227,7 @@ impl Spreading {
     }
 }
 
-fn look(inner: &Inner, map: &Map) -> Seen {
+fn look(inner: &ClusterInner, map: &Map) -> LeadersSeen {
     let here = map.partitions.values().filter_map(|partition| {
         let own = partition.member_on(inner.number())?;
         let leader = inner.node.replica(own.replica)?.leader();
@@ -238,7 +238,7 @@ fn look(inner: &Inner, map: &Map) -> Seen {
     });
     let off = clocks_off(inner, map);
     let able = map.nodes.keys().copied();
-    Seen {
+    LeadersSeen {
         leaders: here.collect(),
         able: able
             .filter(|node| !off.contains(node) && inner.hears(*node))
@@ -248,7 +248,7 @@ fn look(inner: &Inner, map: &Map) -> Seen {
 
 /// The hand-over that makes the greatest difference smaller, if any node leads at least two more than
 /// another one that has a replica of what it leads.
-fn next_move(map: &Map, seen: &Seen) -> Option<Move> {
+fn next_move(map: &Map, seen: &LeadersSeen) -> Option<Move> {
     let mut leads: BTreeMap<NodeId, usize> = seen.able.iter().map(|node| (*node, 0)).collect();
     for leader in seen.leaders.values().copied().flatten() {
         *leads.entry(leader).or_default() += 1;
@@ -268,7 +268,7 @@ fn next_move(map: &Map, seen: &Seen) -> Option<Move> {
     best.map(|(_, wanted)| wanted)
 }
 
-async fn ask(inner: &Inner, map: &Map, wanted: Move) {
+async fn ask(inner: &ClusterInner, map: &Map, wanted: Move) {
     let Move { group, from, to } = wanted;
     let on = |partition: &PartitionRecord, node| partition.member_on(node).map(|member| member.replica);
     let replicas = map.partitions.get(&group).and_then(|partition| {
@@ -336,9 +336,9 @@ mod tests {
         }
     }
 
-    fn seen(leaders: &[NodeId], able: &[NodeId]) -> Seen {
+    fn seen(leaders: &[NodeId], able: &[NodeId]) -> LeadersSeen {
         let leader = |node: &NodeId| Some(*node).filter(|node| *node > 0);
-        Seen {
+        LeadersSeen {
             leaders: (1..).zip(leaders.iter().map(leader)).collect(),
             able: able.iter().copied().collect(),
         }

@@ -14,7 +14,7 @@ use crate::map::{MAP_GROUP, Map, MapError, PartitionRecord};
 use crate::node::NodeError;
 use crate::node::changing::{members, row};
 use crate::node::routing::Routing;
-use crate::node::shared::Inner;
+use crate::node::shared::ClusterInner;
 use crate::raft::{AppliedRows, Member, Replica, ReplicaError, ReplicaState};
 use crate::raftlog::StoreError;
 
@@ -24,7 +24,7 @@ const MADE_AT_A_TIME: usize = 32;
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Follows the map until the node ends.
-pub(super) async fn follow(inner: Arc<Inner>) {
+pub(super) async fn follow(inner: Arc<ClusterInner>) {
     loop {
         match ensure_map_replica(&inner).await {
             Ok(replica) => {
@@ -38,7 +38,7 @@ pub(super) async fn follow(inner: Arc<Inner>) {
     }
 }
 
-async fn follow_replica(inner: &Arc<Inner>, replica: &Replica) -> ReplicaError {
+async fn follow_replica(inner: &Arc<ClusterInner>, replica: &Replica) -> ReplicaError {
     let mut known: Option<ReplicaState> = None;
     // Whether something that the map asks for is still to be done.
     let mut is_behind = true;
@@ -62,7 +62,7 @@ async fn follow_replica(inner: &Arc<Inner>, replica: &Replica) -> ReplicaError {
 }
 
 /// Reads the map, if it has changed, and does what it asks for; says whether all of it is done.
-async fn catch_up(inner: &Arc<Inner>, replica: &Replica) -> bool {
+async fn catch_up(inner: &Arc<ClusterInner>, replica: &Replica) -> bool {
     let rows = match replica.applied_rows() {
         Ok(rows) => rows,
         Err(_) => return false,
@@ -110,7 +110,7 @@ fn read(rows: &AppliedRows, epoch: Option<u64>) -> Result<Option<Map>, String> {
     })
 }
 
-async fn obey(inner: &Arc<Inner>, map: &Arc<Map>) -> bool {
+async fn obey(inner: &Arc<ClusterInner>, map: &Arc<Map>) -> bool {
     let own = inner.number();
     if !map.nodes.contains_key(&own) {
         let problem = (own < map.cluster.next_node).then(|| {
@@ -143,7 +143,7 @@ async fn obey(inner: &Arc<Inner>, map: &Arc<Map>) -> bool {
 }
 
 /// Whether a replica is not there, or was kept by a stop from beginning its group.
-fn is_to_be_made(inner: &Inner, partition: &PartitionRecord, id: u64) -> bool {
+fn is_to_be_made(inner: &ClusterInner, partition: &PartitionRecord, id: u64) -> bool {
     let Some(replica) = inner.node.replica(id) else {
         return true;
     };
@@ -152,7 +152,7 @@ fn is_to_be_made(inner: &Inner, partition: &PartitionRecord, id: u64) -> bool {
     first == Some(id) && !begun()
 }
 
-async fn make(inner: Arc<Inner>, map: Arc<Map>, partition: PartitionRecord) -> bool {
+async fn make(inner: Arc<ClusterInner>, map: Arc<Map>, partition: PartitionRecord) -> bool {
     let Some(member) = partition.member_on(inner.number()) else {
         return true;
     };
@@ -173,7 +173,7 @@ async fn make(inner: Arc<Inner>, map: Arc<Map>, partition: PartitionRecord) -> b
 }
 
 /// Routes by the map, and by the replicas that are here.
-fn route(inner: &Arc<Inner>, map: &Arc<Map>) {
+fn route(inner: &Arc<ClusterInner>, map: &Arc<Map>) {
     let routing = Routing::of(map, (inner.number(), &inner.node), &inner.routing.load());
     inner.routing.store(Arc::new(routing));
     inner.changed();
@@ -183,7 +183,7 @@ fn route(inner: &Arc<Inner>, map: &Arc<Map>) {
 /// id of `begin` begins the group with these members, if it has not begun. May be called again after
 /// any stop.
 pub(super) async fn ensure(
-    inner: &Inner,
+    inner: &ClusterInner,
     group: GroupId,
     (id, disk): (ReplicaId, u32),
     begin: BTreeMap<ReplicaId, Member>,
@@ -207,7 +207,7 @@ pub(super) async fn ensure(
 }
 
 async fn make_replica(
-    inner: &Inner,
+    inner: &ClusterInner,
     group: GroupId,
     id: ReplicaId,
     disk: u32,
@@ -234,7 +234,7 @@ async fn make_replica(
 }
 
 /// This node's replica of group 0. The node that made the cluster begins the group, alone.
-pub(super) async fn ensure_map_replica(inner: &Inner) -> Result<Arc<Replica>, String> {
+pub(super) async fn ensure_map_replica(inner: &ClusterInner) -> Result<Arc<Replica>, String> {
     let id = inner.identity.replica;
     let alone = inner.founding().map(|founding| {
         let member = Member {

@@ -17,7 +17,7 @@ use crate::node::NodeError;
 use crate::node::changing::change;
 use crate::node::error::ClusterError;
 use crate::node::options::{Begin, ClusterOptions};
-use crate::node::shared::Inner;
+use crate::node::shared::ClusterInner;
 use crate::proposals::Answer;
 use crate::transport::wire::{Join, JoinAnswer, PEERS_MAX, Place, VERSION};
 use crate::transport::{Admission, Admitted, JoinError, Network, PeerError, SKEW_MAX, ask_to_join};
@@ -276,12 +276,12 @@ fn device(options: &ClusterOptions) -> Arc<dyn Device> {
 /// Answers those that ask to join, once the node runs.
 #[derive(Default)]
 pub(super) struct Gate {
-    inner: OnceLock<Weak<Inner>>,
+    inner: OnceLock<Weak<ClusterInner>>,
 }
 
 impl Gate {
     /// The node runs.
-    pub(super) fn open(&self, inner: &Arc<Inner>) {
+    pub(super) fn open(&self, inner: &Arc<ClusterInner>) {
         // An error: it was open.
         let _open = self.inner.set(Arc::downgrade(inner));
     }
@@ -299,7 +299,7 @@ impl Admission for Gate {
     }
 }
 
-async fn judge(inner: &Inner, join: Join) -> Result<JoinAnswer, String> {
+async fn judge(inner: &ClusterInner, join: Join) -> Result<JoinAnswer, String> {
     let cluster = inner.identity.cluster;
     let level = inner.map().map_or(inner.identity.level, |map| map.cluster.level);
     if let Some((other, node)) = join.known.filter(|(other, _)| *other != cluster) {
@@ -361,7 +361,7 @@ async fn judge(inner: &Inner, join: Join) -> Result<JoinAnswer, String> {
 }
 
 /// A node that has joined asks whether this is its cluster.
-fn known(inner: &Inner, join: &Join, number: u64) -> Result<JoinAnswer, String> {
+fn known(inner: &ClusterInner, join: &Join, number: u64) -> Result<JoinAnswer, String> {
     let Some(map) = inner.map() else {
         return Ok(JoinAnswer::Elsewhere(None));
     };
@@ -379,7 +379,7 @@ fn known(inner: &Inner, join: &Join, number: u64) -> Result<JoinAnswer, String> 
     }
 }
 
-fn leader(inner: &Inner, leader: Option<u64>) -> Option<std::net::SocketAddr> {
+fn leader(inner: &ClusterInner, leader: Option<u64>) -> Option<std::net::SocketAddr> {
     let map = inner.map()?;
     let node = map.node_of_replica(leader?)?;
     (node.number != inner.number()).then_some(node.peer)

@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 use crate::ids::ReplicaId;
 use crate::map::{MAP_GROUP, Map};
 use crate::node::clocks::clocks_off;
-use crate::node::shared::{Group, Inner, groups};
+use crate::node::shared::{ClusterInner, Group, groups};
 use crate::raft::Replica;
 use crate::transport::wire::NodeId;
 
@@ -35,7 +35,7 @@ const ASKED_FOR: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Asks the leaders of all partitions to hand over to this node, whenever that is wanted.
-pub(super) async fn take_over(inner: Arc<Inner>) {
+pub(super) async fn take_over(inner: Arc<ClusterInner>) {
     loop {
         inner.taking_over.notified().await;
         if let Some(map) = inner.map() {
@@ -44,7 +44,7 @@ pub(super) async fn take_over(inner: Arc<Inner>) {
     }
 }
 
-async fn take_over_all(inner: &Inner, map: &Map) {
+async fn take_over_all(inner: &ClusterInner, map: &Map) {
     let all = groups(inner, map).into_iter();
     let partitions = all.filter(|group| group.replica.group() != MAP_GROUP);
     let asked = stream::iter(partitions).for_each_concurrent(ASKED_AT_A_TIME, async |group| {
@@ -57,7 +57,7 @@ async fn take_over_all(inner: &Inner, map: &Map) {
 }
 
 /// Asks the leader of a group to hand over; where it is silent, or there is none, stands for election.
-async fn take_over_one(inner: &Inner, group: &Group) -> Result<(), crate::raft::ReplicaError> {
+async fn take_over_one(inner: &ClusterInner, group: &Group) -> Result<(), crate::raft::ReplicaError> {
     let own = group.replica.id();
     let leader = group.replica.leader();
     if leader == Some(own) {
@@ -72,7 +72,7 @@ async fn take_over_one(inner: &Inner, group: &Group) -> Result<(), crate::raft::
 
 /// Hands over what this node leads, the map's group too, each to a member that has nearly all entries,
 /// and takes over nothing any more. Says whether anything went over.
-pub(super) async fn retire(inner: &Inner) -> bool {
+pub(super) async fn retire(inner: &ClusterInner) -> bool {
     // Relaxed: what has not seen it yet is told again below.
     inner.retires.store(true, Ordering::Relaxed);
     let began = Instant::now();
@@ -106,7 +106,7 @@ pub(super) async fn retire(inner: &Inner) -> bool {
 }
 
 /// The groups that this node leads. None of its replicas stands for election.
-fn led_here(inner: &Inner, map: &Map) -> Vec<Group> {
+fn led_here(inner: &ClusterInner, map: &Map) -> Vec<Group> {
     let all = groups(inner, map).into_iter();
     let led = all.filter(|group| {
         inner.set_stands(&group.replica, false);
@@ -116,7 +116,12 @@ fn led_here(inner: &Inner, map: &Map) -> Vec<Group> {
 }
 
 /// Asks one other member of each group to lead, unless one was asked a moment ago.
-async fn hand_over(inner: &Inner, map: &Map, led: Vec<Group>, asked: &mut BTreeMap<ReplicaId, Instant>) {
+async fn hand_over(
+    inner: &ClusterInner,
+    map: &Map,
+    led: Vec<Group>,
+    asked: &mut BTreeMap<ReplicaId, Instant>,
+) {
     let off = clocks_off(inner, map);
     let now = Instant::now();
     let due = |group: &Group| {
@@ -150,7 +155,7 @@ const ATTEMPTS: usize = 24;
 const HEAD_START: usize = 5;
 
 /// Watches which nodes answer, until the node ends.
-pub(super) async fn watch_nodes(inner: Arc<Inner>) {
+pub(super) async fn watch_nodes(inner: Arc<ClusterInner>) {
     let mut states = inner.peers().states();
     let mut suspected = BTreeSet::new();
     // Polled here, so that nothing of the node is held when this task has ended.
@@ -181,7 +186,7 @@ pub(super) async fn watch_nodes(inner: Arc<Inner>) {
 }
 
 /// Has the groups that a node led elect another leader, until it answers again.
-async fn replace_leader(inner: &Inner, node: NodeId) {
+async fn replace_leader(inner: &ClusterInner, node: NodeId) {
     for attempt in 0..ATTEMPTS {
         let is_alive = inner.is_alive(&inner.peers().states().borrow(), node);
         let led = led_by(inner, node);
@@ -201,7 +206,7 @@ async fn replace_leader(inner: &Inner, node: NodeId) {
 
 /// The replicas on this node whose leader is on that one, each with its place behind it: 0 for the
 /// first in the order of their ids, which goes round.
-fn led_by(inner: &Inner, node: NodeId) -> Vec<(Arc<Replica>, usize)> {
+fn led_by(inner: &ClusterInner, node: NodeId) -> Vec<(Arc<Replica>, usize)> {
     let Some(map) = inner.map() else {
         return Vec::new();
     };
@@ -220,7 +225,7 @@ fn led_by(inner: &Inner, node: NodeId) -> Vec<(Arc<Replica>, usize)> {
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Tells what this node leads, and wakes what waits for a leader elsewhere, until the node ends.
-pub(super) async fn tell_leaders(inner: Arc<Inner>) {
+pub(super) async fn tell_leaders(inner: Arc<ClusterInner>) {
     let mut changes = inner.node.changes();
     let mut heard = inner.peers().leaders();
     loop {

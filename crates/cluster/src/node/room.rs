@@ -36,7 +36,7 @@ const AT_A_TIME: usize = 16;
 
 /// What was seen of a log.
 #[derive(Default)]
-struct Seen {
+struct LogSeen {
     /// Since when it takes no writes.
     since: Option<Instant>,
     /// When it was last seen to be.
@@ -54,7 +54,7 @@ pub(super) async fn watch_room(
 ) {
     let mut ticks = interval(LOOK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut seen = BTreeMap::<PathBuf, Seen>::new();
+    let mut seen = BTreeMap::<PathBuf, LogSeen>::new();
     loop {
         ticks.tick().await;
         let logs = router.store.logs().into_iter();
@@ -88,8 +88,8 @@ pub(super) async fn watch_room(
     }
 }
 
-async fn look(log: NodeLog, seen: Seen, router: &Router) -> (PathBuf, Seen) {
-    let Seen {
+async fn look(log: NodeLog, seen: LogSeen, router: &Router) -> (PathBuf, LogSeen) {
+    let LogSeen {
         mut since,
         mut last,
         mut is_said,
@@ -126,7 +126,7 @@ async fn look(log: NodeLog, seen: Seen, router: &Router) -> (PathBuf, Seen) {
     stream::iter(leave)
         .for_each_concurrent(AT_A_TIME, async |replica| _ = replica.hand_over().await)
         .await;
-    let seen = Seen { since, last, is_said };
+    let seen = LogSeen { since, last, is_said };
     (log.dir().to_owned(), seen)
 }
 

@@ -74,7 +74,7 @@ impl Routing {
     ///
     /// A node that does not hear a majority of the replicas does not know of a leader that is silent:
     /// clients are not sent after it for ever.
-    pub(super) fn leader(&self, partition: &PartitionRecord, known: &Known<'_>) -> Option<NodeId> {
+    pub(super) fn leader(&self, partition: &PartitionRecord, known: &KnownNodes<'_>) -> Option<NodeId> {
         let nodes = partition.members.iter().map(|member| member.node);
         let alive = nodes.clone().filter(|node| known.is_alive(*node)).count();
         let hears_majority = 2 * alive > partition.members.len();
@@ -95,7 +95,7 @@ impl Routing {
         &self,
         partition: &PartitionRecord,
         leader: Option<NodeId>,
-        known: &Known<'_>,
+        known: &KnownNodes<'_>,
     ) -> bool {
         match leader {
             Some(node) if node == known.number => {
@@ -109,14 +109,14 @@ impl Routing {
 }
 
 /// What a node knows of the others at one moment.
-pub(super) struct Known<'a> {
+pub(super) struct KnownNodes<'a> {
     /// The number of this node.
     pub(super) number: NodeId,
     pub(super) states: &'a NodeStates,
     pub(super) led: &'a LedByNode,
 }
 
-impl Known<'_> {
+impl KnownNodes<'_> {
     pub(super) fn is_alive(&self, node: NodeId) -> bool {
         is_alive(self.number, self.states, node)
     }

@@ -22,7 +22,7 @@ use crate::transport::wire::NodeId;
 use crate::transport::{NodeStates, Peers};
 
 /// What the tasks of a node share.
-pub(super) struct Inner {
+pub(super) struct ClusterInner {
     pub(super) node: Arc<Node>,
     pub(super) options: ClusterOptions,
     /// The time that everything here goes by.
@@ -33,7 +33,7 @@ pub(super) struct Inner {
     pub(super) map: watch::Sender<Option<Arc<Map>>>,
     pub(super) routing: ArcSwap<Routing>,
     /// For the figures.
-    pub(super) looked: Looked,
+    pub(super) looked: LastLook,
     /// This node is about to end, and takes over nothing.
     pub(super) retires: AtomicBool,
     /// Woken when this node is to take over what others lead.
@@ -42,7 +42,7 @@ pub(super) struct Inner {
     problems: Mutex<BTreeMap<String, String>>,
 }
 
-impl Inner {
+impl ClusterInner {
     pub(super) fn new(
         node: Arc<Node>,
         options: ClusterOptions,
@@ -58,7 +58,7 @@ impl Inner {
             store,
             map: watch::Sender::new(None),
             routing: ArcSwap::default(),
-            looked: Looked::default(),
+            looked: LastLook::default(),
             retires: AtomicBool::new(false),
             taking_over: Notify::new(),
             problems: Mutex::default(),
@@ -174,7 +174,7 @@ impl Group {
 }
 
 /// The groups with replicas on this node that vote there: the partitions', and the map's.
-pub(super) fn groups(inner: &Inner, map: &Map) -> Vec<Group> {
+pub(super) fn groups(inner: &ClusterInner, map: &Map) -> Vec<Group> {
     let members = map.partitions.values().map(|partition| {
         let members = partition.members.iter();
         members.map(|member| (member.replica, member.node)).collect()
@@ -189,7 +189,7 @@ pub(super) fn groups(inner: &Inner, map: &Map) -> Vec<Group> {
 }
 
 /// The replicas of the map's group that vote.
-fn map_voters(inner: &Inner, map: &Map) -> BTreeMap<ReplicaId, NodeId> {
+fn map_voters(inner: &ClusterInner, map: &Map) -> BTreeMap<ReplicaId, NodeId> {
     let members = inner.map_replica().and_then(|replica| replica.members().ok());
     let voters = members.map(|members| members.voters).unwrap_or_default();
     let node = |replica| Some((replica, map.node_of_replica(replica)?.number));
@@ -201,9 +201,9 @@ const BUSIEST: usize = 20;
 
 /// How far the partitions were at the last look.
 #[derive(Debug, Default)]
-pub(super) struct Looked(Mutex<BTreeMap<GroupId, u64>>);
+pub(super) struct LastLook(Mutex<BTreeMap<GroupId, u64>>);
 
-impl Looked {
+impl LastLook {
     /// The busiest of these groups since the last look, each with its last entry.
     pub(super) fn busiest(&self, now: BTreeMap<GroupId, u64>) -> Vec<GroupId> {
         let mut before = self.0.lock();
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn the_busiest_are_those_with_the_most_entries_since_the_last_look() {
-        let looked = Looked::default();
+        let looked = LastLook::default();
         let first = looked.busiest((1..=30).map(|group| (group, 1_000 - group)).collect());
         assert_eq!(first, (1..=20).collect::<Vec<_>>());
         let now = (1..=30).map(|group| (group, 1_000 - group + u64::from(group > 25) * group));

@@ -8,14 +8,14 @@ use collie_log::LogStats;
 use collie_server::cluster::Figure;
 
 use crate::ids::{GroupId, ReplicaId};
-use crate::node::shared::Inner;
+use crate::node::shared::ClusterInner;
 use crate::raft::{ElectionCause, Replica, ReplicaState};
 use crate::raftlog::{Holding, NodeLog, NodeLogStats, ReplicaLog, replica_holder};
 
 /// Replicas with the same problem are named up to this number.
 const NAMED: usize = 8;
 
-impl Inner {
+impl ClusterInner {
     /// What is wrong, each with what it is about.
     pub(super) fn all_problems(&self) -> Vec<(String, String)> {
         let clock = self.clock_problems();
@@ -109,7 +109,7 @@ impl LogNow {
     }
 }
 
-impl Inner {
+impl ClusterInner {
     /// All figures of this node.
     pub(super) fn figures(&self) -> Vec<Figure> {
         let logs: Vec<_> = self.node.logs().iter().map(LogNow::of).collect();

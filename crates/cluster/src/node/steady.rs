@@ -26,12 +26,12 @@ struct Time {
     /// The time at the beginning of the monotonic clock, in microseconds.
     origin_us: i64,
     jumped: Option<Jumped>,
-    verdict: Verdict,
+    verdict: ClockVerdict,
 }
 
 /// What is known of a node's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum ClockVerdict {
     /// Nothing says that it is wrong.
     Right,
     /// It is ahead of the times of most nodes by so many milliseconds.
@@ -63,7 +63,7 @@ impl SteadyClock {
         let time = Time {
             origin_us,
             jumped: None,
-            verdict: Verdict::Right,
+            verdict: ClockVerdict::Right,
         };
         Self {
             machine,
@@ -72,11 +72,11 @@ impl SteadyClock {
     }
 
     /// What is known of its time.
-    pub(super) fn verdict(&self) -> Verdict {
+    pub(super) fn verdict(&self) -> ClockVerdict {
         self.time.lock().verdict
     }
 
-    pub(super) fn set_verdict(&self, verdict: Verdict) {
+    pub(super) fn set_verdict(&self, verdict: ClockVerdict) {
         self.time.lock().verdict = verdict;
     }
 
@@ -101,7 +101,7 @@ impl SteadyClock {
             return false;
         };
         time.origin_us += jumped.by_us;
-        if let Verdict::Off(ahead_ms) = &mut time.verdict {
+        if let ClockVerdict::Off(ahead_ms) = &mut time.verdict {
             // Until it is compared again, the time of most nodes stays what it was.
             *ahead_ms += jumped.by_us / 1000;
         }
@@ -127,8 +127,8 @@ impl Clock for LeadingClock {
         let mut time = self.0.time.lock();
         let now_us = time.now_us(&*self.0.machine);
         let ahead_us = match time.verdict {
-            Verdict::Off(ahead_ms) => ahead_ms.saturating_mul(1000),
-            Verdict::Right | Verdict::WasOff => 0,
+            ClockVerdict::Off(ahead_ms) => ahead_ms.saturating_mul(1000),
+            ClockVerdict::Right | ClockVerdict::WasOff => 0,
         };
         now_us.saturating_sub(ahead_us).max(0).unsigned_abs()
     }
@@ -260,7 +260,7 @@ mod tests {
         let (machine, steady) = clock();
         let steady = Arc::new(steady);
         let leading = LeadingClock(Arc::clone(&steady));
-        steady.set_verdict(Verdict::Off(HOUR_MS as i64));
+        steady.set_verdict(ClockVerdict::Off(HOUR_MS as i64));
         assert_eq!(steady.wall_ms(), START_MS);
         assert_eq!(leading.wall_ms(), START_MS - HOUR_MS);
         machine.set(START_MS - HOUR_MS);
@@ -269,7 +269,7 @@ mod tests {
         assert!(steady.adopt(jump));
         assert_eq!(steady.wall_ms(), START_MS - HOUR_MS);
         assert_eq!(leading.wall_ms(), START_MS - HOUR_MS, "nor is it counted twice");
-        assert_eq!(steady.verdict(), Verdict::Off(0));
+        assert_eq!(steady.verdict(), ClockVerdict::Off(0));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::map::Map;
 use crate::node::cluster::ClusterNode;
 use crate::node::process::Node;
 use crate::node::routing::{name, node_of};
-use crate::node::shared::Inner;
+use crate::node::shared::ClusterInner;
 use crate::transport::Skew;
 use crate::transport::wire::{ClusterId, NodeId};
 
@@ -126,7 +126,7 @@ pub struct ReplicaStatus {
     pub problem: Option<String>,
 }
 
-impl Inner {
+impl ClusterInner {
     /// What this node knows.
     pub(super) fn status(&self) -> ClusterStatus {
         let map = self.map();

@@ -3,7 +3,7 @@
 use std::hash::Hash;
 
 use crate::ids::LeaderId;
-use crate::proposals::{Evaluated, Leading, Outcome, Settled, Ticket};
+use crate::proposals::{EntryFate, Evaluated, Leading, Outcome, Ticket};
 
 /// An answer to a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,9 +104,9 @@ impl<T: Clone> PendingReply<T> {
                     return Some(Answer::TryAgain);
                 }
                 match seen.as_ref().map(|seen| leading.settled(seen)) {
-                    None | Some(Settled::Taken) => Some(Answer::Reply(reply.clone())),
-                    Some(Settled::Waiting) => None,
-                    Some(Settled::Lost) => Some(Answer::TryAgain),
+                    None | Some(EntryFate::Taken) => Some(Answer::Reply(reply.clone())),
+                    Some(EntryFate::Waiting) => None,
+                    Some(EntryFate::Lost) => Some(Answer::TryAgain),
                 }
             }
         }

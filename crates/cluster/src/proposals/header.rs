@@ -105,7 +105,7 @@ impl Header {
     /// # Errors
     /// If the bytes are too few, or number a run or a proposal 0 or beyond 2³² - 1.
     pub fn decode(bytes: &[u8]) -> Result<(Self, &[u8]), Malformed> {
-        let mut fields = Fields {
+        let mut fields = HeaderFields {
             rest: bytes,
             what: "the header of an entry with effects",
         };
@@ -141,7 +141,7 @@ impl Recorded {
     /// # Errors
     /// If they are too few or too many, or number a run or a proposal 0.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut fields = Fields {
+        let mut fields = HeaderFields {
             rest: bytes,
             what: "the position of the last entry that was taken",
         };
@@ -174,12 +174,12 @@ fn put_ticket(bytes: &mut [u8], ticket: &Ticket) {
     n.copy_from_slice(&ticket.n.to_le_bytes());
 }
 
-struct Fields<'a> {
+struct HeaderFields<'a> {
     rest: &'a [u8],
     what: &'static str,
 }
 
-impl Fields<'_> {
+impl HeaderFields<'_> {
     fn malformed(&self, why: &'static str) -> Malformed {
         Malformed { what: self.what, why }
     }

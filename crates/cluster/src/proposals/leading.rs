@@ -18,13 +18,13 @@ use crate::proposals::{Decision, Header, Recorded, RunId, Ticket};
 /// [`finish`](Self::finish).
 #[derive(Debug)]
 pub struct Leading<R, V, P> {
-    state: Mutex<State<R, V, P>>,
+    state: Mutex<LeadingState<R, V, P>>,
     /// So many entries may be without an outcome.
     pending_max: usize,
 }
 
 #[derive(Debug)]
-struct State<R, V, P> {
+struct LeadingState<R, V, P> {
     phase: Phase<R, V>,
     /// What is to be proposed, in the order of submission, whatever became of its run since: raft
     /// or apply says what becomes of it.
@@ -108,7 +108,7 @@ pub enum Outcome {
 
 /// What is known of an entry that a read saw pending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Settled {
+pub enum EntryFate {
     /// It is applied here.
     Taken,
     /// Nothing yet.
@@ -122,7 +122,7 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
     #[must_use]
     pub fn new(pending_max: usize) -> Self {
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(LeadingState {
                 phase: Phase::Following,
                 queue: VecDeque::new(),
                 newest_ms: 0,
@@ -263,7 +263,7 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
             Phase::Open(progress, _) if effects.is_empty() => state.carrier(progress, &evaluation),
             _ => None,
         };
-        let State {
+        let LeadingState {
             phase,
             queue,
             newest_ms,
@@ -319,7 +319,7 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
     ) where
         R: 'a,
     {
-        let State { phase, taken_ms, .. } = &mut *self.state.lock();
+        let LeadingState { phase, taken_ms, .. } = &mut *self.state.lock();
         let Ticket { run, n: first } = header.ticket;
         let last = header.last().n;
         match phase {
@@ -380,24 +380,24 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
 
     /// What is known of an entry.
     #[must_use]
-    pub fn settled(&self, ticket: &Ticket) -> Settled {
+    pub fn settled(&self, ticket: &Ticket) -> EntryFate {
         let state = self.state.lock();
         match &state.phase {
             Phase::Open(progress, _) | Phase::Ending(progress) if progress.id == ticket.run => {
                 if ticket.n <= progress.taken {
-                    Settled::Taken
+                    EntryFate::Taken
                 } else if progress.unresolved.contains(&ticket.n) {
-                    Settled::Waiting
+                    EntryFate::Waiting
                 } else {
-                    Settled::Lost
+                    EntryFate::Lost
                 }
             }
-            _ => Settled::Lost,
+            _ => EntryFate::Lost,
         }
     }
 }
 
-impl<R, V, P> State<R, V, P> {
+impl<R, V, P> LeadingState<R, V, P> {
     /// The entry of this run with which the time comes that a reply needs, 0 where it has come; none
     /// where no entry has it.
     fn carrier(&self, progress: &Progress, evaluation: &Attempt) -> Option<u32> {
@@ -535,7 +535,7 @@ mod tests {
             stamp_ms: 0,
         };
         leading.applied(&entry, &header, &Decision::Taken(recorded), ["row"].iter());
-        assert_eq!(leading.settled(&header.last()), Settled::Taken);
+        assert_eq!(leading.settled(&header.last()), EntryFate::Taken);
         assert!(submit()? && submit()? && !submit()?, "two more may wait");
         // The row of what waits is not the table's.
         let (mut seen, mut asked) = (leading.begin()?, false);

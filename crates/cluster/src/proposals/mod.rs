@@ -28,7 +28,7 @@ pub use answer::{Answer, PendingReply, Todo};
 pub use apply::{Decision, Skip, decide};
 pub use evaluation::{Attempt, Effects, Evaluated, NotOpen, NotSubmitted, Stale, Standing};
 pub use header::{HEADER, Header, Malformed, RECORDED, Recorded};
-pub use leading::{Leading, Outcome, Proposal, Settled};
+pub use leading::{EntryFate, Leading, Outcome, Proposal};
 
 use std::fmt;
 

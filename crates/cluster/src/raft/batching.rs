@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::proposals::{HEADER, Header, Proposal, Ticket};
 use crate::raft::commands::{Commands, Submission, Waiter};
-use crate::raft::types::Effects;
+use crate::raft::types::EncodedEffects;
 use crate::raftlog::Reserved;
 use crate::replica_store::effects::EffectsBuf;
 
@@ -117,9 +117,9 @@ impl Batch {
     }
 
     /// The entry, with what is reserved for it, `room` too; and who waits.
-    pub(super) fn into_entry(mut self, room: Reserved) -> (Effects, Vec<(Ticket, Waiter)>) {
+    pub(super) fn into_entry(mut self, room: Reserved) -> (EncodedEffects, Vec<(Ticket, Waiter)>) {
         self.reserved.push(room);
-        (Effects::new(self.payload(), self.reserved), self.waiters)
+        (EncodedEffects::new(self.payload(), self.reserved), self.waiters)
     }
 }
 
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
     use crate::ids::LeaderId;
     use crate::proposals::Outcome;
-    use crate::raft::commands::{Changes, Row, Stored};
+    use crate::raft::commands::{Row, RowChanges, StoredValue};
     use crate::replica_store::effects::{Effect, decode};
     use tokio::sync::{mpsc, watch};
 
@@ -146,8 +146,8 @@ mod tests {
             },
             vec![7; bytes],
         );
-        let changes = Changes {
-            rows: [(row, Some(Stored::from(&*value)))].into(),
+        let changes = RowChanges {
+            rows: [(row, Some(StoredValue::from(&*value)))].into(),
             keys: None,
         };
         let effects = changes.encode().unwrap();

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{EntryId, ReplicaId};
 use crate::proposals::HEADER;
-use crate::raft::types::{Effects, Member};
+use crate::raft::types::{EncodedEffects, Member};
 use crate::replica_store::effects::{self, Effect};
 
 const BLANK: u8 = 0;
@@ -16,18 +16,18 @@ const EFFECTS: u8 = 1;
 const MEMBERSHIP: u8 = 2;
 
 /// What an entry of these groups holds.
-pub(super) type Body = EntryPayload<Effects, ReplicaId, Member>;
+pub(super) type Body = EntryPayload<EncodedEffects, ReplicaId, Member>;
 
 #[derive(Serialize, Deserialize)]
-struct Members {
+struct MembersRecord {
     /// The voters; two sets in the middle of a change.
     voters: Vec<BTreeSet<ReplicaId>>,
     /// All members.
-    members: BTreeMap<ReplicaId, Place>,
+    members: BTreeMap<ReplicaId, MemberRecord>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Place {
+struct MemberRecord {
     node: u64,
     disk: u32,
     address: String,
@@ -36,20 +36,20 @@ struct Place {
 pub(super) fn encode(body: &Body) -> io::Result<Vec<u8>> {
     match body {
         EntryPayload::Blank => Ok(vec![BLANK]),
-        EntryPayload::Normal(Effects { bytes: effects, .. }) => {
+        EntryPayload::Normal(EncodedEffects { bytes: effects, .. }) => {
             let mut bytes = Vec::with_capacity(1 + effects.len());
             bytes.push(EFFECTS);
             bytes.extend_from_slice(effects);
             Ok(bytes)
         }
         EntryPayload::Membership(membership) => {
-            let place = |member: &Member| Place {
+            let place = |member: &Member| MemberRecord {
                 node: member.node,
                 disk: member.disk,
                 address: member.address.clone(),
             };
             let members = membership.nodes().map(|(id, member)| (*id, place(member)));
-            let members = Members {
+            let members = MembersRecord {
                 voters: membership.get_joint_config().clone(),
                 members: members.collect(),
             };
@@ -80,11 +80,11 @@ pub(super) fn decode(id: EntryId, bytes: &[u8]) -> io::Result<Body> {
         Some((&EFFECTS, effects)) => Ok(EntryPayload::Normal(effects.to_vec().into())),
         Some((&MEMBERSHIP, rest)) => {
             let (members, rest) =
-                postcard::take_from_bytes::<Members>(rest).map_err(|error| wrong("members", &error))?;
+                postcard::take_from_bytes::<MembersRecord>(rest).map_err(|error| wrong("members", &error))?;
             if !rest.is_empty() {
                 return Err(wrong("the end", &format!("{} more bytes", rest.len())));
             }
-            let member = |place: Place| Member {
+            let member = |place: MemberRecord| Member {
                 node: place.node,
                 disk: place.disk,
                 address: place.address,
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn bodies_come_back_as_they_were_and_nothing_else_decodes() {
-        let effects = |bytes: &[u8]| EntryPayload::Normal(Effects::from(bytes.to_vec()));
+        let effects = |bytes: &[u8]| EntryPayload::Normal(EncodedEffects::from(bytes.to_vec()));
         for body in [Body::Blank, effects(b""), effects(b"\x00\x01"), membership()] {
             let bytes = encode(&body).unwrap();
             assert_eq!(decode(ID, &bytes).unwrap(), body);

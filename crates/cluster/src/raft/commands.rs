@@ -16,7 +16,7 @@ use crate::proposals::{
 };
 use crate::raftlog::Reserved;
 use crate::replica_store::effects::{Effect, EffectsBuf, decode};
-use crate::replica_store::{FieldError, Outcome as Applied, data_key};
+use crate::replica_store::{ApplyOutcome, FieldError, data_key};
 
 /// Bytes of effects without an outcome, of one replica; the overlay has about as many again. One entry
 /// is always let in.
@@ -35,7 +35,7 @@ pub struct Row {
 pub type Value = Vec<u8>;
 
 /// What a row holds, as it is shared with the table.
-pub(super) type Stored = collie_db::Value;
+pub(super) type StoredValue = collie_db::Value;
 
 /// Who waits for a confirmation of who leads.
 pub(super) type Reader = oneshot::Sender<Option<LeaderId>>;
@@ -44,7 +44,7 @@ pub(super) type Reader = oneshot::Sender<Option<LeaderId>>;
 /// else of the replica: it keeps no file open.
 pub(super) struct Commands {
     replica: ReplicaId,
-    pub(super) leading: Leading<Row, Stored, Submission>,
+    pub(super) leading: Leading<Row, StoredValue, Submission>,
     /// Woken when an entry was submitted.
     pub(super) submitted: Notify,
     /// Counts what may settle a read.
@@ -98,8 +98,8 @@ pub(super) struct Submitted {
 
 /// What a command changes.
 #[derive(Debug, Default)]
-pub(super) struct Changes {
-    pub(super) rows: Effects<Row, Stored>,
+pub(super) struct RowChanges {
+    pub(super) rows: Effects<Row, StoredValue>,
     /// A slot, and by how much the number of its keys changes. The table adds it up, in the order of
     /// the log: no command reads it, and it locks no row.
     pub(super) keys: Option<(u16, i64)>,
@@ -149,7 +149,7 @@ impl Commands {
     pub(super) fn finish(
         &self,
         evaluation: Attempt,
-        changes: Changes,
+        changes: RowChanges,
         (effects, room): (EffectsBuf, Option<Reserved>),
         stamp_ms: u64,
     ) -> Result<Submitted, NotSubmitted> {
@@ -350,16 +350,16 @@ impl Commands {
     }
 
     /// This replica has applied an entry with effects.
-    pub(super) fn applied(&self, id: EntryId, payload: &[u8], outcome: Applied) -> io::Result<()> {
+    pub(super) fn applied(&self, id: EntryId, payload: &[u8], outcome: ApplyOutcome) -> io::Result<()> {
         let (header, effects) = Header::decode(payload).map_err(io::Error::other)?;
         let decision = match outcome {
-            Applied::Taken => Decision::Taken(Recorded {
+            ApplyOutcome::Taken => Decision::Taken(Recorded {
                 ticket: header.ticket,
                 index: id.index,
                 stamp_ms: header.stamp_ms,
             }),
             // Why it was skipped makes no difference here.
-            Applied::Skipped => Decision::Skipped(Skip::Order),
+            ApplyOutcome::Skipped => Decision::Skipped(Skip::Order),
         };
         // The rows matter to who submitted them.
         let rows = match id.leader.replica == self.replica {
@@ -388,7 +388,7 @@ fn rows(effects: &[u8]) -> Result<Vec<Row>, FieldError> {
     Ok(decode(effects)?.into_iter().filter_map(row).collect())
 }
 
-impl Changes {
+impl RowChanges {
     /// As an entry has them.
     pub(super) fn encode(&self) -> Result<EffectsBuf, FieldError> {
         let mut encoded = EffectsBuf::default();

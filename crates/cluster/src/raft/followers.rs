@@ -73,7 +73,7 @@ type WithoutRoom = BTreeMap<ReplicaId, (Instant, Instant)>;
 
 /// Refusals of what takes data away.
 #[derive(Debug, Clone, Copy)]
-struct Refusals {
+struct FollowerRefusals {
     since: Instant,
     last: Instant,
     /// How often something was done about it.
@@ -107,7 +107,7 @@ pub(super) struct Followers {
     /// Those that have refused entries of this group for want of room, and none since.
     entries: Mutex<WithoutRoom>,
     /// Since when removals are refused, and when that was last.
-    removals: Mutex<Option<Refusals>>,
+    removals: Mutex<Option<FollowerRefusals>>,
     /// Woken by each refusal of entries for want of room.
     refused: Notify,
     anew: mpsc::UnboundedSender<Anew>,
@@ -272,12 +272,12 @@ impl Followers {
         if refuse {
             let now = Instant::now();
             let before = removals.filter(|before| before.last.elapsed() < FULL_FOR);
-            let begun = Refusals {
+            let begun = FollowerRefusals {
                 since: now,
                 last: now,
                 times: 0,
             };
-            *removals = Some(Refusals {
+            *removals = Some(FollowerRefusals {
                 last: now,
                 ..before.unwrap_or(begun)
             });

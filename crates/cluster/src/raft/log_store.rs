@@ -184,7 +184,7 @@ fn from_bounds(range: &impl RangeBounds<u64>) -> Range<u64> {
 mod tests {
     use super::*;
     use crate::ids::{EntryId, LeaderId};
-    use crate::raft::types::Effects;
+    use crate::raft::types::EncodedEffects;
     use crate::raftlog::{NodeLog, NodeLogOptions};
     use collie_log::{LogOptions, RingMode};
     use collie_sim::SimDevice;
@@ -211,7 +211,7 @@ mod tests {
         let leader = LeaderId { term: 1, replica: 10 };
         let entry = |index| Entry {
             id: EntryId { leader, index },
-            payload: body::encode(&EntryPayload::Normal(Effects::from(vec![7; 200_000])))
+            payload: body::encode(&EntryPayload::Normal(EncodedEffects::from(vec![7; 200_000])))
                 .unwrap()
                 .into(),
         };

@@ -18,7 +18,7 @@ use crate::raft::commands::Commands;
 use crate::raft::types::{Groups, from_log_id, to_log_id};
 use crate::raftlog::ReplicaLog;
 use crate::replica_store::{
-    Change, Machine, MachineError, MachineOptions, Membership, Outcome, Position, Staged,
+    ApplyOutcome, Change, Machine, MachineError, MachineOptions, Membership, Position, Staged,
 };
 
 /// From one look for room on a full device to the next.
@@ -165,7 +165,7 @@ pub(super) async fn apply_all<S, A, W>(
 ) -> Result<(), io::Error>
 where
     S: Stream<Item = Result<EntryResponder<Groups>, io::Error>> + Unpin + OptionalSend,
-    A: Fn(EntryId, &Body, Outcome) -> io::Result<()>,
+    A: Fn(EntryId, &Body, ApplyOutcome) -> io::Result<()>,
     W: Fn() -> bool + Clone + Send + 'static,
 {
     let mut bytes = 0;
@@ -227,7 +227,7 @@ fn apply(
     id: EntryId,
     change: Change<'_>,
     waits: &impl Fn() -> bool,
-) -> io::Result<Outcome> {
+) -> io::Result<ApplyOutcome> {
     when_there_is_room(&id, waits, || machine.apply(id, change))
 }
 

@@ -13,7 +13,7 @@ use openraft::errors::{InitializeError, RaftError};
 use tokio::time::{Instant, sleep};
 
 use crate::ids::{LeaderId, ReplicaId};
-use crate::raft::commands::{Row, Stored, Value};
+use crate::raft::commands::{Row, StoredValue, Value};
 use crate::raft::elections::ElectionCause;
 use crate::raft::elections::elected;
 use crate::raft::machine::Raft;
@@ -76,7 +76,7 @@ impl AppliedRows {
     }
 
     /// What the table has at a key.
-    pub(super) fn stored(&self, key: Vec<u8>) -> collie_db::Result<Option<Stored>> {
+    pub(super) fn stored(&self, key: Vec<u8>) -> collie_db::Result<Option<StoredValue>> {
         self.snapshot.get(&self.family, key)
     }
 }

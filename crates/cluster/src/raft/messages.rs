@@ -10,7 +10,7 @@ use openraft::type_config::alias::EntryOf;
 
 use crate::raft::body;
 use crate::raft::types::{Groups, from_log_id, from_vote, to_log_id, to_vote};
-use crate::transport::wire::{Append, Appended, FRAME_MAX, LogEntry, Payload, Transfer, VoteAnswer};
+use crate::transport::wire::{Append, Appended, FRAME_MAX, LogEntry, Payload, TransferLeader, VoteAnswer};
 
 /// What the entries of one append may have beside their payloads, and the append beside them.
 const ROOM: usize = 32 << 10;
@@ -91,15 +91,15 @@ pub(super) fn to_vote_response(answer: &VoteAnswer) -> VoteResponse<Groups> {
     VoteResponse::new(to_vote(answer.vote), last, answer.granted)
 }
 
-pub(super) fn from_transfer(request: &TransferLeaderRequest<Groups>) -> Transfer {
-    Transfer {
+pub(super) fn from_transfer(request: &TransferLeaderRequest<Groups>) -> TransferLeader {
+    TransferLeader {
         vote: from_vote(request.from_leader()),
         to: *request.to_node_id(),
         last: request.last_log_id().map(from_log_id),
     }
 }
 
-pub(super) fn to_transfer(transfer: &Transfer) -> TransferLeaderRequest<Groups> {
+pub(super) fn to_transfer(transfer: &TransferLeader) -> TransferLeaderRequest<Groups> {
     let last = transfer.last.map(to_log_id);
     TransferLeaderRequest::new(to_vote(transfer.vote), transfer.to, last)
 }
@@ -108,7 +108,7 @@ pub(super) fn to_transfer(transfer: &Transfer) -> TransferLeaderRequest<Groups> 
 mod tests {
     use super::*;
     use crate::ids::{EntryId, LeaderId, Vote};
-    use crate::raft::types::Effects;
+    use crate::raft::types::EncodedEffects;
     use crate::transport::wire::{Frame, Message, Request, encode};
     use openraft::EntryPayload;
 
@@ -119,7 +119,7 @@ mod tests {
                 leader,
                 index: index as u64,
             };
-            let body = EntryPayload::Normal(Effects::from(vec![7; *size]));
+            let body = EntryPayload::Normal(EncodedEffects::from(vec![7; *size]));
             EntryOf::<Groups>::new(to_log_id(id), body)
         };
         AppendEntriesRequest {

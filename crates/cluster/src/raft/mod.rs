@@ -29,4 +29,4 @@ pub use options::{GroupLimits, GroupTimes};
 pub use replica::{CommandError, Executed, Replica, ReplicaError, ReplicaOptions, ReplicaState, Rows};
 #[cfg(feature = "testing")]
 pub use types::seed_draws;
-pub use types::{Effects, Groups, Member};
+pub use types::{EncodedEffects, Groups, Member};

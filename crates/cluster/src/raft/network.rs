@@ -34,7 +34,7 @@ use crate::raft::options::GroupTimes;
 use crate::raft::snapshots::send;
 use crate::raft::types::{Groups, Member, from_vote, to_log_id, to_vote};
 use crate::transport::wire::{Appended, NodeId, Refusal, Request, Response};
-use crate::transport::{Answer, Call, PeerError, Peers};
+use crate::transport::{Call, PeerError, Peers, PendingResponse};
 
 /// Another replica says within this time whether it has room, and whether it may lead.
 pub(super) const ASK_WITHIN: Duration = Duration::from_secs(1);
@@ -45,7 +45,7 @@ type Failed = RPCError<Groups>;
 
 /// Makes the links of one replica to the others.
 #[derive(Clone)]
-pub(super) struct Links {
+pub(super) struct ReplicaLinks {
     pub(super) peers: Arc<Peers>,
     pub(super) group: GroupId,
     pub(super) replica: ReplicaId,
@@ -59,8 +59,8 @@ pub(super) struct Links {
 
 /// The link to one other replica.
 #[derive(Clone)]
-pub(super) struct Link {
-    links: Links,
+pub(super) struct ReplicaLink {
+    links: ReplicaLinks,
     node: NodeId,
     disk: u32,
     target: ReplicaId,
@@ -68,7 +68,7 @@ pub(super) struct Link {
 
 /// An append that was sent.
 struct Sent {
-    answer: Answer,
+    answer: PendingResponse,
     /// As whose leadership.
     leader: LeaderId,
     /// Whether it has entries.
@@ -82,7 +82,7 @@ struct Sent {
     whole: bool,
 }
 
-impl Links {
+impl ReplicaLinks {
     /// Asks another replica something that it answers at once.
     pub(super) async fn ask(
         &self,
@@ -101,11 +101,11 @@ impl Links {
     }
 }
 
-impl RaftNetworkFactory<Groups> for Links {
-    type Network = Link;
+impl RaftNetworkFactory<Groups> for ReplicaLinks {
+    type Network = ReplicaLink;
 
-    async fn new_client(&mut self, target: ReplicaId, member: &Member) -> Link {
-        Link {
+    async fn new_client(&mut self, target: ReplicaId, member: &Member) -> ReplicaLink {
+        ReplicaLink {
             links: self.clone(),
             node: member.node,
             disk: member.disk,
@@ -114,7 +114,7 @@ impl RaftNetworkFactory<Groups> for Links {
     }
 }
 
-impl Link {
+impl ReplicaLink {
     fn to_call(&self, request: Request, within: Duration) -> Call {
         Call {
             node: self.node,
@@ -256,7 +256,7 @@ impl Link {
     }
 }
 
-impl RaftNetworkV2<Groups> for Link {
+impl RaftNetworkV2<Groups> for ReplicaLink {
     type SnapshotData = SnapshotData;
 
     async fn append_entries(

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::ids::LeaderId;
 use crate::proposals::{Answer, Attempt, NotOpen, Stale, Standing};
-use crate::raft::commands::{Changes, Row, Submitted, answer};
+use crate::raft::commands::{Row, RowChanges, Submitted, answer};
 use crate::raft::members::AppliedRows;
 use crate::raft::replica::{CommandError, Replica, ReplicaError};
 use crate::raft::running::Running;
@@ -25,7 +25,7 @@ use crate::replica_store::{DataPart, DataRow, data_key};
 
 /// The replica of a partition. It keeps the replica from being dropped, and not from being closed.
 #[derive(Clone)]
-struct Slots {
+struct ReplicaPartition {
     replica: Arc<Replica>,
     slots: RangeInclusive<u16>,
 }
@@ -35,14 +35,14 @@ impl Replica {
     /// else, and one is as good as another. It goes on working when the replica is opened again.
     #[must_use]
     pub fn partition(self: &Arc<Self>, slots: RangeInclusive<u16>) -> Arc<dyn Partition> {
-        Arc::new(Slots {
+        Arc::new(ReplicaPartition {
             replica: Arc::clone(self),
             slots,
         })
     }
 }
 
-impl fmt::Debug for Slots {
+impl fmt::Debug for ReplicaPartition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Partition")
             .field("group", &self.replica.group())
@@ -52,7 +52,7 @@ impl fmt::Debug for Slots {
     }
 }
 
-impl Slots {
+impl ReplicaPartition {
     fn check(&self, slot: u16) -> Result<(), Refused> {
         if self.slots.contains(&slot) {
             return Ok(());
@@ -64,12 +64,12 @@ impl Slots {
 }
 
 /// What a partition has applied.
-struct AppliedSlots {
+struct AppliedPartition {
     rows: AppliedRows,
-    slots: Slots,
+    slots: ReplicaPartition,
 }
 
-impl Applied for AppliedSlots {
+impl Applied for AppliedPartition {
     fn get(&self, slot: u16, row: &[u8]) -> Result<Option<Value>, Refused> {
         self.slots.check(slot)?;
         let read = self.rows.stored(data_key(slot, row));
@@ -77,7 +77,7 @@ impl Applied for AppliedSlots {
     }
 }
 
-impl Partition for Slots {
+impl Partition for ReplicaPartition {
     fn group(&self) -> u64 {
         self.replica.group()
     }
@@ -106,7 +106,7 @@ impl Partition for Slots {
 
     fn applied(&self) -> Result<Box<dyn Applied>, Refused> {
         let rows = self.replica.applied_rows();
-        Ok(Box::new(AppliedSlots {
+        Ok(Box::new(AppliedPartition {
             rows: rows.map_err(|error| text_of(error.into()))?,
             slots: self.clone(),
         }))
@@ -199,7 +199,7 @@ impl Command {
         })
     }
 
-    fn submit(self, changes: Changes) -> Result<Submitted, CommandError> {
+    fn submit(self, changes: RowChanges) -> Result<Submitted, CommandError> {
         let submitted = submit(&self.running, self.evaluation, changes, self.now_ms);
         // Only now may others lock them: what they read is in the overlay.
         drop(self.rows);
@@ -211,7 +211,7 @@ impl Command {
 fn submit(
     running: &Running,
     evaluation: Attempt,
-    changes: Changes,
+    changes: RowChanges,
     now_ms: u64,
 ) -> Result<Submitted, CommandError> {
     let admitted = running.admit(&changes)?;
@@ -253,7 +253,7 @@ pub(super) fn raise(
 ) -> Option<Settling> {
     let mut evaluation = running.commands.leading.begin().ok()?;
     evaluation.needs(needed_ms);
-    let submitted = submit(running, evaluation, Changes::default(), now_ms).ok()?;
+    let submitted = submit(running, evaluation, RowChanges::default(), now_ms).ok()?;
     Some(settling(running, submitted, deadline, Submits::Time))
 }
 
@@ -300,7 +300,7 @@ impl Evaluation for Command {
             false => Submits::Changes,
         };
         let row = |(key, value)| (Row { slot, key }, value);
-        let changes = Changes {
+        let changes = RowChanges {
             rows: changes.into_iter().map(row).collect(),
             keys: (keys != 0).then_some((slot, keys)),
         };

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::blocking::blocking;
 use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
 use crate::proposals::{Answer, Attempt, Effects, NotOpen, NotSubmitted, Stale};
-use crate::raft::commands::{Changes, Row, Stored, Submitted, Value, answer};
+use crate::raft::commands::{Row, RowChanges, StoredValue, Submitted, Value, answer};
 use crate::raft::elections::Elections;
 use crate::raft::followers::FullDisks;
 use crate::raft::members::Handing;
@@ -489,8 +489,8 @@ fn evaluate<T>(
         running,
         evaluation: &mut evaluation,
     })?;
-    let stored = |(row, value): (Row, Option<Value>)| (row, value.map(|value| Stored::from(&*value)));
-    let changes = Changes {
+    let stored = |(row, value): (Row, Option<Value>)| (row, value.map(|value| StoredValue::from(&*value)));
+    let changes = RowChanges {
         rows: effects.into_iter().map(stored).collect(),
         keys: None,
     };

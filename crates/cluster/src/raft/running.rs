@@ -18,13 +18,13 @@ use crate::blocking::blocking;
 use crate::ids::{ReplicaId, Vote};
 use crate::proposals::{Attempt, Stale};
 use crate::raft::batching::BESIDE_EFFECTS;
-use crate::raft::commands::{Changes, Commands, count as changed};
+use crate::raft::commands::{Commands, RowChanges, count as changed};
 use crate::raft::elections::elected;
 use crate::raft::elections::{ElectionCause, Elections, Quorum};
 use crate::raft::followers::Followers;
 use crate::raft::machine::{Raft, Served, open_machine};
 use crate::raft::messages::{from_vote_response, to_transfer, to_vote_request};
-use crate::raft::network::Links;
+use crate::raft::network::ReplicaLinks;
 use crate::raft::options::config;
 use crate::raft::replica::{CommandError, Now, ReplicaError, ReplicaOptions, ReplicaState};
 use crate::raft::snapshots::{self, Receiving};
@@ -34,7 +34,7 @@ use crate::raft::types::{Groups, from_leader, from_log_id};
 use crate::raftlog::{Holding, Purpose, Reserved};
 use crate::replica_store::Machine;
 use crate::replica_store::effects::EffectsBuf;
-use crate::transport::wire::{Append, HandOver, Refusal, Request, Response, Room, Transfer};
+use crate::transport::wire::{Append, HandOver, Refusal, Request, Response, Room, TransferLeader};
 use crate::transport::{Incoming, Reply};
 
 /// A replica that is to lead waits so long for entries that it lacks.
@@ -46,7 +46,7 @@ pub(super) struct Running {
     pub(super) machine: Machine,
     pub(super) commands: Arc<Commands>,
     pub(super) followers: Arc<Followers>,
-    links: Links,
+    links: ReplicaLinks,
     /// No more than the node takes of its peers.
     appends: mpsc::UnboundedSender<(Append, Reply)>,
     receiving: tokio::sync::Mutex<Option<Receiving>>,
@@ -74,7 +74,7 @@ impl Running {
         let commands = Arc::new(Commands::new(replica, pending, readers, changes));
         let (anew, waiting_anew) = mpsc::unbounded_channel();
         let followers = Arc::new(Followers::new(Arc::clone(&options.full), anew));
-        let links = Links {
+        let links = ReplicaLinks {
             peers: Arc::clone(&options.peers),
             group,
             replica,
@@ -209,7 +209,7 @@ impl Running {
 
     /// Encodes what a command changes, if it changes anything and that may be proposed now; and the room
     /// that is reserved for it until it has an outcome.
-    pub(super) fn admit(&self, changes: &Changes) -> Result<(EffectsBuf, Option<Reserved>), CommandError> {
+    pub(super) fn admit(&self, changes: &RowChanges) -> Result<(EffectsBuf, Option<Reserved>), CommandError> {
         if changes.rows.is_empty() {
             return Ok(<_>::default());
         }
@@ -294,7 +294,7 @@ impl Running {
             leader,
             committed: true,
         };
-        let transfer = Transfer { vote, to, last: None };
+        let transfer = TransferLeader { vote, to, last: None };
         let asked = self.links.ask((member.node, to), Request::Transfer(transfer));
         match asked.await {
             Ok(Response::Transferred) => Ok(()),
@@ -378,7 +378,7 @@ impl Running {
                 Response::Refusal(Refusal::NoRoom)
             }
             // What begins a term has to be appended, too, and would be withdrawn as what it is to withdraw.
-            Request::Transfer(Transfer { last: None, .. }) if log.check_first_entry().is_err() => {
+            Request::Transfer(TransferLeader { last: None, .. }) if log.check_first_entry().is_err() => {
                 Response::Refusal(Refusal::NoRoom)
             }
             Request::Room(_) | Request::Offer(_) | Request::SnapshotEnd(_) if self.commands.apply_waits() => {

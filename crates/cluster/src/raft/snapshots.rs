@@ -12,7 +12,7 @@ use crate::blocking::blocking;
 use crate::ids::{ReplicaId, Vote};
 use crate::raft::machine::Raft;
 use crate::raft::machine::{SnapshotData, meta};
-use crate::raft::network::{ASK_WITHIN, Link};
+use crate::raft::network::{ASK_WITHIN, ReplicaLink};
 use crate::raft::types::{Groups, from_vote, to_vote};
 use crate::replica_store::{Description, Machine, MachineError, Missing, Position, Staging, Transfer};
 use crate::transport::wire::{
@@ -203,12 +203,12 @@ fn refused(error: MachineError) -> Response {
     Response::Refusal(Refusal::failed(error.to_string()))
 }
 
-type Failed = StreamingError<Groups>;
+type SendFailed = StreamingError<Groups>;
 
 /// Sends what the tables hold to another replica, and waits until it is installed there. The answer
 /// is what that replica has voted for. One that does not answer, or has no room, costs no more than that
 /// question.
-pub(super) async fn send(link: &Link, vote: Vote, machine: Machine) -> Result<Vote, Failed> {
+pub(super) async fn send(link: &ReplicaLink, vote: Vote, machine: Machine) -> Result<Vote, SendFailed> {
     let bytes = machine.bytes();
     match link.call(Request::Room(Room { bytes }), ASK_WITHIN).await? {
         Response::HasRoom => {}
@@ -223,7 +223,7 @@ pub(super) async fn send(link: &Link, vote: Vote, machine: Machine) -> Result<Vo
     sent
 }
 
-async fn send_transfer(link: &Link, vote: Vote, transfer: &Arc<Transfer>) -> Result<Vote, Failed> {
+async fn send_transfer(link: &ReplicaLink, vote: Vote, transfer: &Arc<Transfer>) -> Result<Vote, SendFailed> {
     let snapshot = link.next_snapshot();
     let piece_within = link.times().piece;
     let description = transfer.description();
@@ -281,6 +281,6 @@ fn file_offer((number, file): (usize, &crate::replica_store::Described)) -> Resu
 }
 
 /// Tried again: what is wrong with the store itself shows where it is written.
-fn broken(error: MachineError) -> Failed {
+fn broken(error: MachineError) -> SendFailed {
     NetworkError::new(&error).into()
 }

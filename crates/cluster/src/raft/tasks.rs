@@ -24,10 +24,10 @@ use crate::raft::commands::{Commands, Reader, Waiter};
 use crate::raft::followers::{Anew, Followers};
 use crate::raft::machine::Raft;
 use crate::raft::messages::{from_appended, to_append};
-use crate::raft::network::Links;
+use crate::raft::network::ReplicaLinks;
 use crate::raft::types::{Groups, from_leader, to_leader};
 use crate::raftlog::{Purpose, ReplicaLog, Reserved, StoreError};
-use crate::replica_store::{Machine, Outcome as Applied};
+use crate::replica_store::{ApplyOutcome, Machine};
 use crate::transport::Reply;
 use crate::transport::wire::{Append, LogEntry, NodeId, Refusal, Request, Response, Room};
 
@@ -115,8 +115,8 @@ pub(super) async fn propose(
 fn outcome(answer: ClientWriteResult<Groups>) -> Outcome {
     match answer {
         Ok(written) => match written.data {
-            Applied::Taken => Outcome::Taken,
-            Applied::Skipped => Outcome::Skipped,
+            ApplyOutcome::Taken => Outcome::Taken,
+            ApplyOutcome::Skipped => Outcome::Skipped,
         },
         Err(ClientWriteError::ForwardToLeader(_)) => Outcome::Refused,
         Err(_) => Outcome::Discarded,
@@ -226,7 +226,7 @@ pub(super) async fn purge(
     machine: Machine,
     flushed: Arc<Notify>,
     followers: Arc<Followers>,
-    links: Links,
+    links: ReplicaLinks,
 ) {
     loop {
         let mut want_tables = Vec::new();
@@ -275,7 +275,7 @@ async fn take_tables(
     want: &[ReplicaId],
     machine: &Machine,
     lag: &[(ReplicaId, NodeId, u64)],
-    links: &Links,
+    links: &ReplicaLinks,
 ) -> Vec<ReplicaId> {
     let mut takers = Vec::new();
     for (id, node, _) in lag.iter().filter(|(id, ..)| want.contains(id)) {

@@ -16,13 +16,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{EntryId, LeaderId, ReplicaId, Vote};
 use crate::raftlog::Reserved;
-use crate::replica_store::Outcome;
+use crate::replica_store::ApplyOutcome;
 
 openraft::declare_raft_types!(
     /// The groups of a cluster. Raft's id of a node is a [`ReplicaId`].
     pub Groups:
-        D = Effects,
-        R = Outcome,
+        D = EncodedEffects,
+        R = ApplyOutcome,
         NodeId = ReplicaId,
         Node = Member,
         Term = u64,
@@ -31,7 +31,7 @@ openraft::declare_raft_types!(
 
 /// What an entry does to the data of its group, encoded.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Effects {
+pub struct EncodedEffects {
     /// As they are in the log.
     pub bytes: Vec<u8>,
     /// The room that the leader has reserved for them. It goes with the entry until that is appended: an
@@ -40,28 +40,28 @@ pub struct Effects {
     pub(super) room: Arc<[Reserved]>,
 }
 
-impl Effects {
+impl EncodedEffects {
     pub(super) fn new(bytes: Vec<u8>, room: Vec<Reserved>) -> Self {
         let room = room.into();
         Self { bytes, room }
     }
 }
 
-impl PartialEq for Effects {
+impl PartialEq for EncodedEffects {
     fn eq(&self, other: &Self) -> bool {
         self.bytes == other.bytes
     }
 }
 
-impl Eq for Effects {}
+impl Eq for EncodedEffects {}
 
-impl From<Vec<u8>> for Effects {
+impl From<Vec<u8>> for EncodedEffects {
     fn from(bytes: Vec<u8>) -> Self {
         Self::new(bytes, Vec::new())
     }
 }
 
-impl fmt::Display for Effects {
+impl fmt::Display for EncodedEffects {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "effects of {} bytes", self.bytes.len())
     }

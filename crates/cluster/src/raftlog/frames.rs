@@ -40,7 +40,7 @@ const LISTED: usize = 4 + 8 + 8 + 4 + 8 + 8;
 
 /// One frame, without the LSN of its predecessor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Frame<'a> {
+pub enum StreamFrame<'a> {
     /// [`KIND_ENTRIES`].
     Entries(Entries<'a>),
     /// [`KIND_VOTE`].
@@ -197,7 +197,7 @@ impl<'a> Payloads<'a> {
     }
 }
 
-impl Frame<'_> {
+impl StreamFrame<'_> {
     /// The kind that the log notes.
     #[must_use]
     pub fn kind(&self) -> u8 {
@@ -262,7 +262,7 @@ impl Frame<'_> {
     }
 }
 
-impl<'a> Frame<'a> {
+impl<'a> StreamFrame<'a> {
     /// Reads a payload: the LSN of the stream's previous frame, and the frame.
     ///
     /// # Errors
@@ -541,29 +541,33 @@ mod tests {
         )
     }
 
-    fn others() -> impl Strategy<Value = Frame<'static>> {
+    fn others() -> impl Strategy<Value = StreamFrame<'static>> {
         prop_oneof![
-            votes().prop_map(Frame::Vote),
-            proptest::option::of(entry_ids()).prop_map(Frame::Truncate),
-            entry_ids().prop_map(Frame::Purge),
-            states().prop_map(Frame::State),
-            any::<(u64, u64)>().prop_map(|(group, replica)| Frame::Tombstone(Tombstone { group, replica })),
+            votes().prop_map(StreamFrame::Vote),
+            proptest::option::of(entry_ids()).prop_map(StreamFrame::Truncate),
+            entry_ids().prop_map(StreamFrame::Purge),
+            states().prop_map(StreamFrame::State),
+            any::<(u64, u64)>()
+                .prop_map(|(group, replica)| StreamFrame::Tombstone(Tombstone { group, replica })),
             (any::<u64>(), proptest::collection::vec(listed(), 0..20))
-                .prop_map(|(as_of, lines)| Frame::Directory(Directory { as_of, lines })),
+                .prop_map(|(as_of, lines)| StreamFrame::Directory(Directory { as_of, lines })),
         ]
     }
 
     /// Encodes a frame; decodes it; decodes every shorter payload and one that is longer.
-    fn assert_round_trip(prev: Lsn, frame: &Frame<'_>) {
+    fn assert_round_trip(prev: Lsn, frame: &StreamFrame<'_>) {
         let mut bytes = Vec::new();
         frame.encode(prev, &mut bytes);
-        assert_eq!(Frame::decode(frame.kind(), &bytes), Ok((prev, frame.clone())));
+        assert_eq!(
+            StreamFrame::decode(frame.kind(), &bytes),
+            Ok((prev, frame.clone()))
+        );
         for len in 0..bytes.len() {
-            let short = Frame::decode(frame.kind(), &bytes[..len]);
+            let short = StreamFrame::decode(frame.kind(), &bytes[..len]);
             assert!(short.is_err(), "{len} of {} bytes: {short:?}", bytes.len());
         }
         bytes.push(0);
-        let long = Frame::decode(frame.kind(), &bytes).unwrap_err();
+        let long = StreamFrame::decode(frame.kind(), &bytes).unwrap_err();
         assert!(long.at <= bytes.len() && long.kind == frame.kind(), "{long}");
     }
 
@@ -584,7 +588,7 @@ mod tests {
             let mut payloads = PayloadsBuf::default();
             entries.iter().for_each(|entry| payloads.push(entry));
             let payloads = payloads.payloads();
-            assert_round_trip(prev, &Frame::Entries(Entries { committed, first, leader, payloads }));
+            assert_round_trip(prev, &StreamFrame::Entries(Entries { committed, first, leader, payloads }));
             let back: Vec<_> = payloads.iter().collect();
             prop_assert_eq!(back, entries);
         }
@@ -592,7 +596,7 @@ mod tests {
         /// Whatever decodes is encoded to the same bytes: there are no two ways to say one thing.
         #[test]
         fn any_bytes_are_refused_or_are_the_only_ones(kind in 0..9_u8, bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            if let Ok((prev, frame)) = Frame::decode(kind, &bytes) {
+            if let Ok((prev, frame)) = StreamFrame::decode(kind, &bytes) {
                 let mut again = Vec::new();
                 frame.encode(prev, &mut again);
                 prop_assert_eq!(again, bytes);
@@ -605,7 +609,7 @@ mod tests {
             frame.encode(8, &mut bytes);
             let at = at.index(bytes.len());
             bytes[at] ^= change;
-            if let Ok(other) = Frame::decode(frame.kind(), &bytes) {
+            if let Ok(other) = StreamFrame::decode(frame.kind(), &bytes) {
                 prop_assert_ne!(other, (8, frame));
             }
         }
@@ -613,7 +617,7 @@ mod tests {
 
     #[test]
     fn errors_say_where_what_was_expected_and_what_was_found() {
-        let said = |kind, bytes: &[u8]| Frame::decode(kind, bytes).unwrap_err().to_string();
+        let said = |kind, bytes: &[u8]| StreamFrame::decode(kind, bytes).unwrap_err().to_string();
         assert_eq!(
             said(9, &[0; 8]),
             "byte 0 of a frame of kind 9: expected a kind from 1 to 7, found 9"
@@ -641,7 +645,7 @@ mod tests {
         let mut payloads = PayloadsBuf::default();
         payloads.push(b"x");
         let payloads = payloads.payloads();
-        Frame::Entries(Entries {
+        StreamFrame::Entries(Entries {
             committed,
             first,
             leader,

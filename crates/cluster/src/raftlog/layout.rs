@@ -65,7 +65,7 @@ pub type Opened = Box<dyn Fn(&NodeLog) + Send + Sync>;
 pub struct NodeStore {
     options: NodeStoreOptions,
     opened: Opened,
-    logs: Mutex<BTreeMap<Place, NodeLog>>,
+    logs: Mutex<BTreeMap<LogPlace, NodeLog>>,
     /// The threads of the private logs of each disk, once there is one.
     sets: Mutex<BTreeMap<usize, LogSet>>,
     /// The disks whose logs take no room. Changed with `logs` locked, so that it holds for all of them.
@@ -76,12 +76,12 @@ pub struct NodeStore {
 
 /// A log's place: a disk's shared log, or a replica's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct LogPlace {
     disk: usize,
     replica: Option<ReplicaId>,
 }
 
-impl Place {
+impl LogPlace {
     /// Where tombstones are.
     const FIRST: Self = Self {
         disk: 0,
@@ -124,12 +124,12 @@ impl NodeStore {
             options,
         };
         // It says who was removed: what is left of their logs is not opened.
-        let first = this.open_log(Place::FIRST)?;
+        let first = this.open_log(LogPlace::FIRST)?;
         let mut places = Vec::new();
         for place in this.places()? {
             if place.replica.is_some_and(|replica| first.is_removed(replica)) {
                 this.remove_dir(place)?;
-            } else if place != Place::FIRST {
+            } else if place != LogPlace::FIRST {
                 places.push(place);
             }
         }
@@ -137,7 +137,7 @@ impl NodeStore {
         for (place, log) in logs {
             this.take_over(place, log, &first)?;
         }
-        this.logs.lock().insert(Place::FIRST, first);
+        this.logs.lock().insert(LogPlace::FIRST, first);
         this.check_homes()?;
         this.share_limits();
         for log in this.logs.lock().values() {
@@ -147,11 +147,11 @@ impl NodeStore {
     }
 
     /// The logs that are there, and those that there should be. What is left of removed ones goes.
-    fn places(&self) -> Result<Vec<Place>, StoreError> {
+    fn places(&self) -> Result<Vec<LogPlace>, StoreError> {
         let mut places = Vec::new();
         for disk in 0..self.options.disks.len() {
             let dir = self.logs_dir(disk);
-            let shared = Place { disk, replica: None };
+            let shared = LogPlace { disk, replica: None };
             if disk > 0 && self.options.layout == Layout::PerDisk {
                 places.push(shared);
             }
@@ -163,7 +163,7 @@ impl NodeStore {
             for name in names.into_iter().filter(collie_io::Entry::is_dir) {
                 let replica = name.name.strip_prefix(PRIVATE).and_then(|id| id.parse().ok());
                 if replica.is_some() {
-                    places.push(Place { disk, replica });
+                    places.push(LogPlace { disk, replica });
                 } else if name.name == SHARED {
                     places.push(shared);
                 } else if name.name.starts_with(GONE) {
@@ -178,8 +178,8 @@ impl NodeStore {
         Ok(places)
     }
 
-    fn open_all(&self, places: &[Place]) -> Result<BTreeMap<Place, NodeLog>, StoreError> {
-        let open = |place: &Place| self.open_log(*place).map(|log| (*place, log));
+    fn open_all(&self, places: &[LogPlace]) -> Result<BTreeMap<LogPlace, NodeLog>, StoreError> {
+        let open = |place: &LogPlace| self.open_log(*place).map(|log| (*place, log));
         // Without threads of their own the logs are opened one after the other, as simulations want it.
         let threads = match self.options.shared.log.threads {
             true => self.options.open_at_a_time.clamp(1, places.len().max(1)),
@@ -210,7 +210,7 @@ impl NodeStore {
     }
 
     /// Keeps an opened log, unless it is a private one without a replica.
-    fn take_over(&self, place: Place, log: NodeLog, first: &NodeLog) -> Result<(), StoreError> {
+    fn take_over(&self, place: LogPlace, log: NodeLog, first: &NodeLog) -> Result<(), StoreError> {
         let whole = log.replicas();
         let whole = whole.iter().map(|replica| (replica.group(), replica.replica()));
         let lost = log.quarantined();
@@ -249,7 +249,7 @@ impl NodeStore {
         Ok(())
     }
 
-    fn open_log(&self, place: Place) -> Result<NodeLog, StoreError> {
+    fn open_log(&self, place: LogPlace) -> Result<NodeLog, StoreError> {
         let dir = self.dir(place);
         let mut options = match place.replica {
             Some(_) => self.options.private.clone(),
@@ -334,7 +334,7 @@ impl NodeStore {
         disk.map(|disk| disk.join(LOGS)).unwrap_or_default()
     }
 
-    fn dir(&self, place: Place) -> PathBuf {
+    fn dir(&self, place: LogPlace) -> PathBuf {
         let dir = self.logs_dir(place.disk);
         match place.replica {
             Some(replica) => dir.join(format!("{PRIVATE}{replica}")),
@@ -344,7 +344,7 @@ impl NodeStore {
 
     /// Removes a private log. A part of one would be taken for a damaged log, so its directory gets
     /// another name first.
-    fn remove_dir(&self, place: Place) -> Result<(), StoreError> {
+    fn remove_dir(&self, place: LogPlace) -> Result<(), StoreError> {
         let device = self.device();
         let (dir, logs) = (self.dir(place), self.logs_dir(place.disk));
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
@@ -413,9 +413,9 @@ impl NodeStore {
             Ok(_) => return Err(StoreError::Exists { group, replica: id }),
         }
         let place = match self.options.layout {
-            Layout::Shared => Place::FIRST,
-            Layout::PerDisk => Place { disk, replica: None },
-            Layout::Private => Place {
+            Layout::Shared => LogPlace::FIRST,
+            Layout::PerDisk => LogPlace { disk, replica: None },
+            Layout::Private => LogPlace {
                 disk,
                 replica: Some(id),
             },
@@ -424,7 +424,7 @@ impl NodeStore {
         log.create(group, id).await
     }
 
-    fn log_at(&self, place: Place) -> Result<NodeLog, StoreError> {
+    fn log_at(&self, place: LogPlace) -> Result<NodeLog, StoreError> {
         let mut logs = self.logs.lock();
         if let Some(log) = logs.get(&place) {
             return Ok(log.clone());
@@ -447,11 +447,11 @@ impl NodeStore {
     /// The log's.
     pub async fn remove(&self, group: GroupId, replica: ReplicaId) -> Result<(), StoreError> {
         // First the one that lasts: without it, a replica whose log is gone would be unknown.
-        let first = self.log_at(Place::FIRST)?;
+        let first = self.log_at(LogPlace::FIRST)?;
         first.remove(group, replica).await?;
         let others: Vec<_> = {
             let logs = self.logs.lock();
-            let others = logs.iter().filter(|(place, _)| **place != Place::FIRST);
+            let others = logs.iter().filter(|(place, _)| **place != LogPlace::FIRST);
             others.map(|(place, log)| (*place, log.clone())).collect()
         };
         for (place, log) in others {

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::raftlog::error::StoreError;
-use crate::raftlog::node_log::{NodeLog, NodeLogOptions, Shared};
+use crate::raftlog::node_log::{NodeLog, NodeLogInner, NodeLogOptions};
 use crate::raftlog::replica_log::ReplicaLog;
 use crate::raftlog::state::Holding;
 
@@ -142,7 +142,7 @@ pub(crate) fn disk(device: &dyn Device, dir: &Path) -> Option<(u64, u64)> {
     Some((bytes(stat.blocks), bytes(stat.available)))
 }
 
-impl Shared {
+impl NodeLogInner {
     /// What the log keeps now. Where its disk has little room, or it is full, at least its oldest quarter
     /// goes.
     pub(super) fn cuts(&self) -> Cuts {

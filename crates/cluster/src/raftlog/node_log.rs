@@ -12,11 +12,11 @@ use tokio::sync::Notify;
 use crate::ids::{GroupId, ReplicaId};
 use crate::raftlog::completion::{Completion, Done};
 use crate::raftlog::error::StoreError;
-use crate::raftlog::frames::{Directory, Frame, Listed, NODE_STREAM, STREAMS, Tombstone};
+use crate::raftlog::frames::{Directory, Listed, NODE_STREAM, STREAMS, StreamFrame, Tombstone};
 use crate::raftlog::limit::{Limit, Retention};
 use crate::raftlog::recovery::{QUARANTINED, Quarantined, Recovered, Recovery};
 use crate::raftlog::replica_log::ReplicaLog;
-use crate::raftlog::state::{Identity, Replica, ReplicaState};
+use crate::raftlog::state::{ReplicaStream, StreamIdentity, StreamState};
 
 /// Who holds the log for stream 0.
 const NODE_HOLDER: &str = "raft/node";
@@ -60,7 +60,7 @@ impl Default for NodeLogOptions {
 /// An open log of a node. Clones are handles to the same log.
 #[derive(Clone)]
 pub struct NodeLog {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<NodeLogInner>,
 }
 
 impl std::fmt::Debug for NodeLog {
@@ -97,13 +97,13 @@ pub(super) struct Counters {
     pub(super) refused: AtomicU64,
 }
 
-pub(super) struct Shared {
+pub(super) struct NodeLogInner {
     pub(super) log: Log,
     /// Whether the log has threads that make room. Without, an append waits for it by itself.
     pub(super) threads: bool,
     workers: Vec<Mutex<Worker>>,
     pub(super) completion: Completion,
-    node: Mutex<Node>,
+    node: Mutex<Registry>,
     pub(super) options: NodeLogOptions,
     pub(super) limit: Limit,
     pub(super) counters: Counters,
@@ -118,16 +118,16 @@ pub(super) struct Shared {
 
 /// What concerns all streams. Its lock is taken before a replica's.
 #[derive(Default)]
-struct Node {
+struct Registry {
     /// By stream.
-    replicas: BTreeMap<u32, Arc<Replica>>,
+    replicas: BTreeMap<u32, Arc<ReplicaStream>>,
     quarantined: Vec<Quarantined>,
     tombstones: BTreeMap<ReplicaId, GroupId>,
     tombstones_lost: bool,
     /// Streams that are in use no more, and their last frames.
     retired: BTreeMap<u32, Lsn>,
     /// Replicas that were removed since the last directory, which hold the log for their tombstone.
-    buried: Vec<Arc<Replica>>,
+    buried: Vec<Arc<ReplicaStream>>,
     /// The last frame of stream 0.
     last_frame: Lsn,
     /// The end of the last directory.
@@ -156,11 +156,11 @@ impl NodeLog {
         let log = Log::open_with(&dir, log_options, |frame| recovery.visit(frame))?;
         let recovered = recovery.finish(&log.recovery().damaged);
         let workers = (0..workers).map(|_| log.worker().map(Mutex::new));
-        let shared = Shared {
+        let shared = NodeLogInner {
             workers: workers.collect::<Result<_, _>>()?,
             threads,
             completion: Completion::default(),
-            node: Mutex::new(Node::recovered(recovered, &log)),
+            node: Mutex::new(Registry::recovered(recovered, &log)),
             options,
             limit: Limit::new(limit, pressed),
             counters: Counters::default(),
@@ -206,7 +206,7 @@ impl NodeLog {
         Err(StoreError::Unknown { replica: id })
     }
 
-    pub(super) fn handle(&self, replica: Arc<Replica>) -> ReplicaLog {
+    pub(super) fn handle(&self, replica: Arc<ReplicaStream>) -> ReplicaLog {
         ReplicaLog::new(Arc::clone(&self.shared), replica)
     }
 
@@ -252,7 +252,7 @@ impl NodeLog {
     /// [`StoreError::Removed`], [`StoreError::Exists`], [`StoreError::Quarantined`],
     /// [`StoreError::Streams`], and the log's.
     pub async fn create(&self, group: GroupId, replica: ReplicaId) -> Result<ReplicaLog, StoreError> {
-        let identity = Identity {
+        let identity = StreamIdentity {
             group,
             replica,
             generation: 0,
@@ -369,9 +369,14 @@ impl NodeLog {
     }
 }
 
-impl Shared {
+impl NodeLogInner {
     /// Appends a frame without waiting for room, if the log has threads that make it.
-    pub(super) fn append(&self, stream: u32, frame: &Frame<'_>, payload: &[u8]) -> Result<Span, LogError> {
+    pub(super) fn append(
+        &self,
+        stream: u32,
+        frame: &StreamFrame<'_>,
+        payload: &[u8],
+    ) -> Result<Span, LogError> {
         self.append_to_log(stream, frame.kind(), payload, !self.threads)
     }
 
@@ -412,15 +417,15 @@ impl Shared {
         self.log.appended().saturating_sub(self.log.oldest())
     }
 
-    pub(super) fn replicas(&self) -> Vec<Arc<Replica>> {
+    pub(super) fn replicas(&self) -> Vec<Arc<ReplicaStream>> {
         self.node.lock().replicas.values().cloned().collect()
     }
 
     fn try_create(
         &self,
-        identity: Identity,
+        identity: StreamIdentity,
         payload: &mut Vec<u8>,
-    ) -> Result<(Arc<Replica>, Span), StoreError> {
+    ) -> Result<(Arc<ReplicaStream>, Span), StoreError> {
         // Held until the replica is listed: no directory behind its first frame leaves it out.
         let mut node = self.node.lock();
         let (group, id) = (identity.group, identity.replica);
@@ -429,12 +434,12 @@ impl Shared {
         }
         node.check_absent(id)?;
         let stream = node.free_stream(self.log.oldest())?;
-        let mut state = ReplicaState::default();
-        let frame = Frame::State(state.as_frame(identity));
+        let mut state = StreamState::default();
+        let frame = StreamFrame::State(state.as_frame(identity));
         frame.encode(0, payload);
         let span = self.append(stream, &frame, payload)?;
         state.apply(0, &frame, span);
-        let replica = Arc::new(Replica::new(stream, identity, state));
+        let replica = Arc::new(ReplicaStream::new(stream, identity, state));
         replica.pin(&self.log, span.start);
         node.replicas.insert(stream, Arc::clone(&replica));
         node.last_stream = stream;
@@ -453,7 +458,7 @@ impl Shared {
         if node.tombstones.contains_key(&tombstone.replica) {
             return Ok(None);
         }
-        let frame = Frame::Tombstone(tombstone);
+        let frame = StreamFrame::Tombstone(tombstone);
         let span = match node.replica(tombstone.replica) {
             Some(replica) => {
                 let mut live = replica.live.lock();
@@ -558,7 +563,7 @@ impl Shared {
             oldest: None,
         }));
         let lines = lines.collect();
-        let frame = Frame::Directory(Directory { as_of, lines });
+        let frame = StreamFrame::Directory(Directory { as_of, lines });
         let mut payload = Vec::new();
         frame.encode(node.last_frame, &mut payload);
         let span = self.append_to_log(NODE_STREAM, frame.kind(), &payload, wait)?;
@@ -583,7 +588,7 @@ impl Shared {
     }
 }
 
-impl Node {
+impl Registry {
     /// What an opened log holds, which from now on retains what is needed.
     fn recovered(recovered: Recovered, log: &Log) -> Self {
         let mut node = Self {
@@ -602,14 +607,14 @@ impl Node {
         }
         for (stream, identity, state) in recovered.replicas {
             let oldest = state.oldest_needed();
-            let replica = Replica::new(stream, identity, state);
+            let replica = ReplicaStream::new(stream, identity, state);
             replica.pin(log, oldest);
             node.replicas.insert(stream, Arc::new(replica));
         }
         node
     }
 
-    fn replica(&self, id: ReplicaId) -> Option<Arc<Replica>> {
+    fn replica(&self, id: ReplicaId) -> Option<Arc<ReplicaStream>> {
         let mut replicas = self.replicas.values();
         replicas.find(|replica| replica.identity.replica == id).cloned()
     }

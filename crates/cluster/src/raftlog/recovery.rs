@@ -11,8 +11,8 @@ use collie_log::{Damaged, FrameRef, Lsn, Span};
 
 use crate::ids::{GroupId, ReplicaId};
 use crate::raftlog::error::StoreError;
-use crate::raftlog::frames::{Frame, Listed, NODE_STREAM};
-use crate::raftlog::state::{Identity, ReplicaState};
+use crate::raftlog::frames::{Listed, NODE_STREAM, StreamFrame};
+use crate::raftlog::state::{StreamIdentity, StreamState};
 
 /// The `last_frame` of a stream that is quarantined: no frame is ever found that far, so that it is
 /// not whole again, also when the damaged part is gone.
@@ -38,7 +38,7 @@ pub struct Quarantined {
 /// What a log holds.
 #[derive(Debug, Default)]
 pub(super) struct Recovered {
-    pub(super) replicas: Vec<(u32, Identity, ReplicaState)>,
+    pub(super) replicas: Vec<(u32, StreamIdentity, StreamState)>,
     pub(super) quarantined: Vec<Quarantined>,
     pub(super) tombstones: BTreeMap<ReplicaId, GroupId>,
     /// The last frames of streams that are in use no more.
@@ -64,7 +64,7 @@ pub(super) struct Recovery {
 
 #[derive(Debug, Default)]
 struct Stream {
-    state: ReplicaState,
+    state: StreamState,
     /// From where on it needs the log, as the last directory that lists it says, or else its first
     /// frame.
     oldest: Lsn,
@@ -78,7 +78,7 @@ impl Recovery {
     /// Takes the next frame of the log.
     pub(super) fn visit(&mut self, frame: FrameRef<'_>) -> Result<(), StoreError> {
         let (lsn, stream) = (frame.start, frame.stream);
-        let decoded = Frame::decode(frame.kind, frame.payload);
+        let decoded = StreamFrame::decode(frame.kind, frame.payload);
         let (prev, content) = decoded.map_err(|error| StoreError::Frame { lsn, stream, error })?;
         let span = Span {
             start: frame.start,
@@ -103,20 +103,20 @@ impl Recovery {
         Ok(())
     }
 
-    fn visit_node(&mut self, prev: Lsn, content: &Frame<'_>, span: Span) {
+    fn visit_node(&mut self, prev: Lsn, content: &StreamFrame<'_>, span: Span) {
         // What is missing before a directory is in it.
         self.tombstones_lost |= prev != self.node_frame;
         self.node_frame = span.start;
         self.node_proven = span.end;
         match content {
-            Frame::Directory(directory) => {
+            StreamFrame::Directory(directory) => {
                 self.tombstones_lost = false;
                 self.directory = Some(span.start);
                 for line in &directory.lines {
                     self.list(line, directory.as_of, span.start);
                 }
             }
-            Frame::Tombstone(tombstone) => {
+            StreamFrame::Tombstone(tombstone) => {
                 self.tombstones.insert(tombstone.replica, tombstone.group);
             }
             // No other kind is appended to stream 0: it says nothing.
@@ -135,7 +135,7 @@ impl Recovery {
             // Damage took the first frame of a stream that is used again.
             *stream = Stream::default();
         }
-        stream.state.identity.get_or_insert(Identity {
+        stream.state.identity.get_or_insert(StreamIdentity {
             group: line.group,
             replica: line.replica,
             generation: line.generation,
@@ -203,7 +203,7 @@ mod tests {
     use crate::raftlog::frames::{State, Tombstone};
 
     /// A frame of stream 1.
-    fn visit(recovery: &mut Recovery, lsn: Lsn, prev: Lsn, frame: &Frame<'_>) {
+    fn visit(recovery: &mut Recovery, lsn: Lsn, prev: Lsn, frame: &StreamFrame<'_>) {
         let mut payload = Vec::new();
         frame.encode(prev, &mut payload);
         let frame = FrameRef {
@@ -216,8 +216,8 @@ mod tests {
         recovery.visit(frame).unwrap();
     }
 
-    fn born(group: GroupId, replica: ReplicaId) -> Frame<'static> {
-        Frame::State(State {
+    fn born(group: GroupId, replica: ReplicaId) -> StreamFrame<'static> {
+        StreamFrame::State(State {
             group,
             replica,
             generation: 0,
@@ -239,7 +239,7 @@ mod tests {
             &mut recovery,
             1_200,
             1_000,
-            &Frame::Tombstone(Tombstone { group, replica }),
+            &StreamFrame::Tombstone(Tombstone { group, replica }),
         );
         visit(&mut recovery, 9_000, 0, &born(2, 20));
         let recovered = recovery.finish(&[]);

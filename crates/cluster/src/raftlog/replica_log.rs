@@ -7,12 +7,12 @@ use collie_log::{Level, LogError, Lsn, Span};
 
 use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
 use crate::raftlog::error::StoreError;
-use crate::raftlog::frames::{ENTRIES_HEAD, ENTRY_HEAD, Entries, Frame, Payloads, PayloadsBuf};
+use crate::raftlog::frames::{ENTRIES_HEAD, ENTRY_HEAD, Entries, Payloads, PayloadsBuf, StreamFrame};
 use crate::raftlog::index::Run;
 use crate::raftlog::limit::Cuts;
-use crate::raftlog::node_log::{NodeLog, Shared};
+use crate::raftlog::node_log::{NodeLog, NodeLogInner};
 use crate::raftlog::room::Patience;
-use crate::raftlog::state::{Holding, Live, Replica, ReplicaState};
+use crate::raftlog::state::{Holding, Live, ReplicaStream, StreamState};
 
 /// An entry of a group's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,8 +38,8 @@ pub struct Bounds {
 /// of that order. The futures wait for room in the log, and for nothing else unless they say so.
 #[derive(Clone)]
 pub struct ReplicaLog {
-    log: Arc<Shared>,
-    replica: Arc<Replica>,
+    log: Arc<NodeLogInner>,
+    replica: Arc<ReplicaStream>,
     /// Until when appends wait for room on a full disk. Without it they do not.
     pub(super) patience: Option<Patience>,
 }
@@ -54,7 +54,7 @@ impl std::fmt::Debug for ReplicaLog {
 }
 
 impl ReplicaLog {
-    pub(super) fn new(log: Arc<Shared>, replica: Arc<Replica>) -> Self {
+    pub(super) fn new(log: Arc<NodeLogInner>, replica: Arc<ReplicaStream>) -> Self {
         Self {
             log,
             replica,
@@ -62,7 +62,7 @@ impl ReplicaLog {
         }
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<NodeLogInner> {
         &self.log
     }
 
@@ -182,7 +182,7 @@ impl ReplicaLog {
     /// # Errors
     /// The log's, and [`StoreError::Removed`].
     pub async fn save_vote(&self, vote: Vote) -> Result<(), StoreError> {
-        let span = self.append_saying(|_| Ok(Some(Frame::Vote(vote)))).await?;
+        let span = self.append_saying(|_| Ok(Some(StreamFrame::Vote(vote)))).await?;
         if let Some(span) = span {
             self.log.log.wait_async(span.end, Level::Disk).await?;
         }
@@ -209,7 +209,7 @@ impl ReplicaLog {
             let mut payloads = PayloadsBuf::default();
             now.iter().for_each(|entry| payloads.push(&entry.payload));
             let payloads = payloads.payloads();
-            let make = |state: &ReplicaState| {
+            let make = |state: &StreamState| {
                 self.check_follows(state, now)?;
                 Ok(Some(entries_frame(
                     state,
@@ -236,7 +236,7 @@ impl ReplicaLog {
         Ok(())
     }
 
-    fn check_follows(&self, state: &ReplicaState, entries: &[Entry]) -> Result<(), StoreError> {
+    fn check_follows(&self, state: &StreamState, entries: &[Entry]) -> Result<(), StoreError> {
         let mut before = state.last.map(|last| last.index);
         for entry in entries {
             let index = entry.id.index;
@@ -260,7 +260,7 @@ impl ReplicaLog {
     /// [`StoreError::Order`] where that would remove purged ones, [`StoreError::Removed`], and the
     /// log's.
     pub async fn truncate(&self, last: Option<EntryId>) -> Result<(), StoreError> {
-        let make = |state: &ReplicaState| {
+        let make = |state: &StreamState| {
             let end = last.map_or(0, |last| last.index + 1);
             if state.last.is_none_or(|id| id.index < end) {
                 return Ok(None);
@@ -268,7 +268,7 @@ impl ReplicaLog {
             if last.map(|id| id.index) < state.purged.map(|id| id.index) {
                 return Err(self.order("entries that were purged cannot be truncated".to_owned()));
             }
-            Ok(Some(Frame::Truncate(last)))
+            Ok(Some(StreamFrame::Truncate(last)))
         };
         let truncate = |live: &mut Live, _| live.cache.truncate(last.map_or(0, |last| last.index + 1));
         self.append_with(make, truncate).await?;
@@ -302,7 +302,7 @@ impl ReplicaLog {
     async fn append_purge(&self, through: EntryId) -> Result<Option<Span>, StoreError> {
         self.append_saying(|state| {
             let purged = state.purged.is_some_and(|purged| purged.index >= through.index);
-            Ok((!purged).then_some(Frame::Purge(through)))
+            Ok((!purged).then_some(StreamFrame::Purge(through)))
         })
         .await
     }
@@ -320,7 +320,7 @@ impl ReplicaLog {
         if self.replica.live.lock().has_said_committed() {
             return Ok(());
         }
-        let make = |state: &ReplicaState| {
+        let make = |state: &StreamState| {
             let first = state.last.map_or(0, |last| last.index + 1);
             // Of no entry.
             let leader = LeaderId { term: 0, replica: 0 };
@@ -339,7 +339,7 @@ impl ReplicaLog {
     /// [`StoreError::Removed`], the log's, and those of [`ReplicaLog::read`].
     pub async fn rewrite(&self, entries: bool) -> Result<u64, StoreError> {
         let identity = self.replica.identity;
-        let say = |state: &ReplicaState| Ok(Some(Frame::State(state.as_frame(identity))));
+        let say = |state: &StreamState| Ok(Some(StreamFrame::State(state.as_frame(identity))));
         let Some(said) = self.append_saying(say).await? else {
             return Ok(0);
         };
@@ -356,7 +356,7 @@ impl ReplicaLog {
             };
             let mut payloads = PayloadsBuf::default();
             read.iter().for_each(|entry| payloads.push(&entry.payload));
-            let make = |state: &ReplicaState| {
+            let make = |state: &StreamState| {
                 // Not if other entries took their place, or some are gone.
                 let same = state.index.run_of(run.first) == Some(run);
                 let frame = || entries_frame(state, run.first, first.id.leader, payloads.payloads());
@@ -372,7 +372,7 @@ impl ReplicaLog {
     /// Appends a frame that may let the log go of older ones, once it is durable.
     async fn append_saying<'f>(
         &self,
-        make: impl FnMut(&ReplicaState) -> Result<Option<Frame<'f>>, StoreError>,
+        make: impl FnMut(&StreamState) -> Result<Option<StreamFrame<'f>>, StoreError>,
     ) -> Result<Option<Span>, StoreError> {
         let mut oldest = 0;
         let span = self
@@ -400,7 +400,7 @@ impl ReplicaLog {
     /// awaited: `make` is called again then. Where the disk is full, nothing was appended.
     async fn append_with<'f>(
         &self,
-        mut make: impl FnMut(&ReplicaState) -> Result<Option<Frame<'f>>, StoreError>,
+        mut make: impl FnMut(&StreamState) -> Result<Option<StreamFrame<'f>>, StoreError>,
         mut applied: impl FnMut(&mut Live, Span),
     ) -> Result<Option<Span>, StoreError> {
         let mut is_said = false;
@@ -491,7 +491,7 @@ impl ReplicaLog {
         }
     }
 
-    fn read_piece(&self, piece: &Piece, to: &mut Vec<Entry>) -> Result<(), StoreError> {
+    fn read_piece(&self, piece: &PlannedPiece, to: &mut Vec<Entry>) -> Result<(), StoreError> {
         let misplaced = |found: String| StoreError::Misplaced {
             replica: self.replica(),
             lsn: piece.lsn,
@@ -507,9 +507,9 @@ impl ReplicaLog {
             return Err(misplaced(format!("a frame of stream {}", frame.stream)));
         }
         let (lsn, stream) = (frame.start, frame.stream);
-        let decoded = Frame::decode(frame.kind, &frame.payload);
+        let decoded = StreamFrame::decode(frame.kind, &frame.payload);
         let (_, content) = decoded.map_err(|error| StoreError::Frame { lsn, stream, error })?;
-        let Frame::Entries(entries) = content else {
+        let StreamFrame::Entries(entries) = content else {
             return Err(misplaced(format!("a frame of kind {}", frame.kind)));
         };
         let end = entries.first + u64::from(entries.payloads.count());
@@ -573,12 +573,12 @@ impl ReplicaLog {
 
 /// Where entries are to be had from: first some from the log, then some from memory.
 struct Plan {
-    pieces: Vec<Piece>,
+    pieces: Vec<PlannedPiece>,
     cached: Vec<Entry>,
 }
 
 /// Entries that are in one frame.
-struct Piece {
+struct PlannedPiece {
     lsn: Lsn,
     frame_end: Lsn,
     range: Range<u64>,
@@ -600,7 +600,7 @@ impl Plan {
             sum += u64::from(run.bytes);
             let in_log = first..end.min(cached_from);
             if !in_log.is_empty() {
-                pieces.push(Piece {
+                pieces.push(PlannedPiece {
                     lsn: run.lsn,
                     frame_end: run.lsn + u64::from(run.bytes),
                     range: in_log,
@@ -632,12 +632,12 @@ fn one_frame(entries: &[Entry], limit: usize) -> usize {
 }
 
 fn entries_frame<'f>(
-    state: &ReplicaState,
+    state: &StreamState,
     first: u64,
     leader: LeaderId,
     payloads: Payloads<'f>,
-) -> Frame<'f> {
-    Frame::Entries(Entries {
+) -> StreamFrame<'f> {
+    StreamFrame::Entries(Entries {
         committed: state.committed_index(),
         first,
         leader,

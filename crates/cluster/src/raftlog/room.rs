@@ -17,7 +17,7 @@ use collie_log::LogError;
 use tokio::sync::watch;
 
 use crate::raftlog::error::StoreError;
-use crate::raftlog::node_log::{NodeLog, Shared};
+use crate::raftlog::node_log::{NodeLog, NodeLogInner};
 use crate::raftlog::replica_log::ReplicaLog;
 
 /// From one attempt of an append that waits to the next.
@@ -84,7 +84,7 @@ impl Drop for Counted<'_> {
     }
 }
 
-impl Shared {
+impl NodeLogInner {
     /// Why no more room could be prepared on the disk when that was last tried, if it is full, or why
     /// none is.
     pub(super) fn shortage(&self) -> Option<StoreError> {
@@ -150,7 +150,7 @@ pub(crate) enum Purpose {
 
 /// Room that is prepared on the disk, for entries that are not appended yet.
 pub(crate) struct Reserved {
-    shared: Arc<Shared>,
+    shared: Arc<NodeLogInner>,
     bytes: u64,
 }
 

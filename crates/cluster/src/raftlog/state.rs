@@ -9,13 +9,13 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::ids::{EntryId, GroupId, ReplicaId, Vote};
-use crate::raftlog::frames::{Entries, Frame, Listed, State};
+use crate::raftlog::frames::{Entries, Listed, State, StreamFrame};
 use crate::raftlog::index::{Cache, Index, Run};
 use crate::transport::wire::NodeId;
 
 /// Whose stream it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(super) struct StreamIdentity {
     pub(super) group: GroupId,
     pub(super) replica: ReplicaId,
     pub(super) generation: u32,
@@ -23,8 +23,8 @@ pub(super) struct Identity {
 
 /// A replica as its frames say.
 #[derive(Debug, Default)]
-pub(super) struct ReplicaState {
-    pub(super) identity: Option<Identity>,
+pub(super) struct StreamState {
+    pub(super) identity: Option<StreamIdentity>,
     /// The frame that the next one names as its predecessor.
     pub(super) last_frame: Lsn,
     pub(super) vote: Option<Vote>,
@@ -55,17 +55,17 @@ pub(super) struct ReplicaState {
     pub(super) contradiction: Option<String>,
 }
 
-impl ReplicaState {
+impl StreamState {
     /// Takes the next frame of the stream, whose predecessor `prev` is. A first frame begins another
     /// replica's stream: a crash may bring back segments that the log let go of, with frames of the
     /// replica that had the number before. What contradicts the frames
-    /// before is kept in [`ReplicaState::contradiction`].
-    pub(super) fn apply(&mut self, prev: Lsn, frame: &Frame<'_>, span: Span) {
+    /// before is kept in [`StreamState::contradiction`].
+    pub(super) fn apply(&mut self, prev: Lsn, frame: &StreamFrame<'_>, span: Span) {
         if prev != self.last_frame || self.anew_at == 0 {
             self.forget(span.start);
         }
         if prev == 0
-            && let Frame::State(state) = frame
+            && let StreamFrame::State(state) = frame
         {
             *self = Self {
                 anew_at: span.start,
@@ -112,24 +112,24 @@ impl ReplicaState {
         };
     }
 
-    fn take(&mut self, frame: &Frame<'_>, span: Span) -> Result<(), String> {
+    fn take(&mut self, frame: &StreamFrame<'_>, span: Span) -> Result<(), String> {
         match frame {
-            Frame::Entries(entries) => self.take_entries(entries, span)?,
-            Frame::Vote(vote) => {
+            StreamFrame::Entries(entries) => self.take_entries(entries, span)?,
+            StreamFrame::Vote(vote) => {
                 self.vote = Some(*vote);
                 self.vote_at = Some(span.start);
             }
-            Frame::Truncate(last) => self.truncate(*last)?,
-            Frame::Purge(purged) => {
+            StreamFrame::Truncate(last) => self.truncate(*last)?,
+            StreamFrame::Purge(purged) => {
                 self.purge(*purged);
                 self.purged_at = Some(span.start);
             }
-            Frame::State(state) => self.take_state(state, span)?,
-            Frame::Tombstone(tombstone) => {
+            StreamFrame::State(state) => self.take_state(state, span)?,
+            StreamFrame::Tombstone(tombstone) => {
                 self.check_identity(tombstone.group, tombstone.replica)?;
                 self.removed = true;
             }
-            Frame::Directory(_) => return Err("is a directory, which only stream 0 has".to_owned()),
+            StreamFrame::Directory(_) => return Err("is a directory, which only stream 0 has".to_owned()),
         }
         Ok(())
     }
@@ -227,7 +227,7 @@ impl ReplicaState {
     }
 
     fn check_identity(&mut self, group: GroupId, replica: ReplicaId) -> Result<(), String> {
-        let found = Identity {
+        let found = StreamIdentity {
             group,
             replica,
             generation: 0,
@@ -263,7 +263,7 @@ impl ReplicaState {
     }
 
     /// What a state frame says of it now.
-    pub(super) fn as_frame(&self, identity: Identity) -> State {
+    pub(super) fn as_frame(&self, identity: StreamIdentity) -> State {
         State {
             group: identity.group,
             replica: identity.replica,
@@ -334,9 +334,9 @@ fn said(id: Option<EntryId>) -> String {
 }
 
 /// A replica. Its `live` is locked for every frame that is appended: the lock orders the stream.
-pub(super) struct Replica {
+pub(super) struct ReplicaStream {
     pub(super) stream: u32,
-    pub(super) identity: Identity,
+    pub(super) identity: StreamIdentity,
     pub(super) live: Mutex<Live>,
     holder: String,
     /// From where on it holds the log. Locked after `live`.
@@ -355,7 +355,7 @@ pub(crate) fn replica_holder(replica: ReplicaId, group: GroupId) -> String {
 /// What changes with every frame.
 #[derive(Default)]
 pub(super) struct Live {
-    pub(super) state: ReplicaState,
+    pub(super) state: StreamState,
     pub(super) cache: Cache,
     /// Where payloads are encoded.
     pub(super) payload: Vec<u8>,
@@ -363,8 +363,8 @@ pub(super) struct Live {
     pub(super) committed_said: Option<u64>,
 }
 
-impl Replica {
-    pub(super) fn new(stream: u32, identity: Identity, state: ReplicaState) -> Self {
+impl ReplicaStream {
+    pub(super) fn new(stream: u32, identity: StreamIdentity, state: StreamState) -> Self {
         Self {
             stream,
             identity,

@@ -29,7 +29,7 @@ pub enum Change<'a> {
 
 /// What became of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Outcome {
+pub enum ApplyOutcome {
     /// It took effect.
     Taken,
     /// It has effects, which were not taken.
@@ -38,7 +38,7 @@ pub enum Outcome {
 
 /// Whether a call may wait for background work, and read from tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Patience {
+enum MayWait {
     /// It may.
     Waits,
     /// It says [`collie_db::Error::Stalled`] instead.
@@ -53,8 +53,8 @@ impl Machine {
     /// # Errors
     /// [`MachineError::Order`] where the entry is not behind the last one; [`MachineError::Entry`]; the
     /// store's. Nothing was applied. That no entry is left out is the caller's to see to.
-    pub fn apply(&self, id: EntryId, change: Change<'_>) -> Result<Outcome, MachineError> {
-        self.apply_by(&mut self.0.applying.lock(), id, change, Patience::Waits)
+    pub fn apply(&self, id: EntryId, change: Change<'_>) -> Result<ApplyOutcome, MachineError> {
+        self.apply_by(&mut self.0.applying.lock(), id, change, MayWait::Waits)
     }
 
     /// As [`apply`](Self::apply), for a thread of a runtime: applies nothing, and returns none, where
@@ -62,11 +62,11 @@ impl Machine {
     ///
     /// # Errors
     /// As `apply`.
-    pub fn try_apply(&self, id: EntryId, change: Change<'_>) -> Result<Option<Outcome>, MachineError> {
+    pub fn try_apply(&self, id: EntryId, change: Change<'_>) -> Result<Option<ApplyOutcome>, MachineError> {
         let Some(mut applying) = self.0.applying.try_lock() else {
             return Ok(None);
         };
-        match self.apply_by(&mut applying, id, change, Patience::Never) {
+        match self.apply_by(&mut applying, id, change, MayWait::Never) {
             Ok(outcome) => Ok(Some(outcome)),
             Err(MachineError::Db(collie_db::Error::Stalled)) => Ok(None),
             Err(error) => Err(error),
@@ -78,8 +78,8 @@ impl Machine {
         applying: &mut Applying,
         id: EntryId,
         change: Change<'_>,
-        patience: Patience,
-    ) -> Result<Outcome, MachineError> {
+        patience: MayWait,
+    ) -> Result<ApplyOutcome, MachineError> {
         let inner = &*self.0;
         if let Some(last) = self.applied().filter(|last| last.index >= id.index) {
             return Err(MachineError::Order {
@@ -96,7 +96,7 @@ impl Machine {
         let mut membership = None;
         let mut record = None;
         let mut counts = Vec::new();
-        let mut outcome = Outcome::Taken;
+        let mut outcome = ApplyOutcome::Taken;
         match change {
             Change::Blank => {}
             Change::Members(members) => {
@@ -113,13 +113,13 @@ impl Machine {
                     Verdict::Take { effects, record: new } => {
                         counts = commit.effects(effects, |slot| match applying.counts.get(&slot) {
                             Some(count) => Ok(*count),
-                            None if patience == Patience::Waits => self.keys_in_slot(slot),
+                            None if patience == MayWait::Waits => self.keys_in_slot(slot),
                             None => Err(collie_db::Error::Stalled.into()),
                         })?;
                         commit.put(RECORDED, &new)?;
                         record = Some(new);
                     }
-                    Verdict::Skip => outcome = Outcome::Skipped,
+                    Verdict::Skip => outcome = ApplyOutcome::Skipped,
                 }
             }
         }
@@ -127,8 +127,8 @@ impl Machine {
         commit.put(APPLIED, encode_applied(id))?;
         inner.journal.positions().announce(id, membership.as_ref());
         match patience {
-            Patience::Waits => inner.db.apply(&commit.batch, seq)?,
-            Patience::Never => inner.db.try_apply(&commit.batch, seq)?,
+            MayWait::Waits => inner.db.apply(&commit.batch, seq)?,
+            MayWait::Never => inner.db.try_apply(&commit.batch, seq)?,
         }
         inner.journal.positions().applied(id);
         if record.is_some() {

@@ -25,7 +25,7 @@ mod staging;
 mod store;
 mod transfer;
 
-pub use apply::{Change, Outcome};
+pub use apply::{ApplyOutcome, Change};
 pub use error::{FieldError, MachineError};
 pub use keys::{SLOTS, data_key, sequence_number};
 pub use open::Unsettled;

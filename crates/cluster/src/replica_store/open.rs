@@ -14,7 +14,7 @@ use crate::replica_store::keys::{
 use crate::replica_store::positions::Position;
 use crate::replica_store::staging::{self, Staged};
 use crate::replica_store::store::{
-    Applying, Inner, LogJournal, Machine, MachineOptions, remove, staged, transfers,
+    Applying, LogJournal, Machine, MachineInner, MachineOptions, remove, staged, transfers,
 };
 
 impl Machine {
@@ -47,7 +47,7 @@ impl Machine {
             .create_dir_all(&store)
             .map_err(|error| MachineError::io("create", &store, error))?;
         let machine = Self(
-            Inner {
+            MachineInner {
                 db: Db::open(&store, db)?,
                 log,
                 journal,

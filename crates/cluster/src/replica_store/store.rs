@@ -62,9 +62,9 @@ impl fmt::Debug for MachineOptions {
 
 /// The state machine of one replica. Clones are handles to the same.
 #[derive(Clone)]
-pub struct Machine(pub(super) Arc<Inner>);
+pub struct Machine(pub(super) Arc<MachineInner>);
 
-pub(super) struct Inner {
+pub(super) struct MachineInner {
     pub(super) db: Db,
     pub(super) log: ReplicaLog,
     pub(super) journal: Arc<LogJournal>,

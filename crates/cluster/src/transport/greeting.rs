@@ -13,7 +13,7 @@ use crate::transport::liveness::Skew;
 use crate::transport::network::Network;
 use crate::transport::options::Identity;
 use crate::transport::reader::FrameReader;
-use crate::transport::shared::Shared;
+use crate::transport::shared::PeersInner;
 use crate::transport::wire::{
     Frame, Hello, Join, JoinAnswer, Joined, Lane, Message, NodeId, Refused, VERSION, encode,
 };
@@ -111,7 +111,11 @@ fn hex(id: &[u8; 16]) -> String {
 }
 
 /// Answers a request to join, and ends the connection.
-pub(super) async fn admit<W: AsyncWrite + Unpin>(join: Join, to: &mut W, shared: &Shared) -> Result<(), End> {
+pub(super) async fn admit<W: AsyncWrite + Unpin>(
+    join: Join,
+    to: &mut W,
+    shared: &PeersInner,
+) -> Result<(), End> {
     let answer = match &shared.options.admission {
         Some(admission) => timeout(shared.options.times.join, admission.join(join)).await,
         None => Ok(Err("this node takes no other nodes into its cluster".to_owned())),

@@ -16,14 +16,14 @@ use crate::transport::liveness::difference_ms;
 use crate::transport::network::Network;
 use crate::transport::outbox::{Outbox, write_frames};
 use crate::transport::reader::FrameReader;
-use crate::transport::shared::{Shared, Taken};
+use crate::transport::shared::{PeersInner, Taken};
 use crate::transport::wire::{Frame, Join, Lane, Message, Pong, Refused, WireError, encode};
 
 /// The pause after a connection could not be taken, such as for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Takes connections until the node closes them.
-pub(super) async fn accept<N: Network>(network: Arc<N>, listener: N::Listener, shared: Arc<Shared>) {
+pub(super) async fn accept<N: Network>(network: Arc<N>, listener: N::Listener, shared: Arc<PeersInner>) {
     loop {
         let accepted = tokio::select! {
             biased;
@@ -52,7 +52,7 @@ async fn serve<N: Network>(
     network: Arc<N>,
     accepted: N::Accepted,
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<PeersInner>,
     stranger: OwnedSemaphorePermit,
 ) {
     let times = &shared.options.times;
@@ -107,7 +107,7 @@ enum First {
 async fn greet<R, W>(
     from: &mut FrameReader<R>,
     to: &mut W,
-    shared: &Shared,
+    shared: &PeersInner,
     outbox: &Arc<Outbox>,
 ) -> Result<First, End>
 where
@@ -148,7 +148,7 @@ async fn talk<S, W>(
     taken: &Taken,
     mut from: FrameReader<ReadHalf<S>>,
     to: W,
-    shared: &Shared,
+    shared: &PeersInner,
     outbox: &Arc<Outbox>,
 ) -> End
 where
@@ -180,7 +180,7 @@ where
 async fn receive<S: AsyncRead>(
     taken: &Taken,
     from: &mut FrameReader<ReadHalf<S>>,
-    shared: &Shared,
+    shared: &PeersInner,
     outbox: &Arc<Outbox>,
 ) -> End {
     let load = Load::new(shared.lane);

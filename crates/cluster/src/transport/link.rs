@@ -18,7 +18,7 @@ use crate::transport::liveness::{Pulse, Skew};
 use crate::transport::network::Network;
 use crate::transport::outbox::{Budget, Outbox, Pending, write_frames};
 use crate::transport::reader::FrameReader;
-use crate::transport::shared::Shared;
+use crate::transport::shared::PeersInner;
 use crate::transport::wire::{Frame, Hello, Lane, Leads, Message, NodeId, Ping, encode};
 
 /// From one word of what this node leads to the next, and to another attempt where the connection took
@@ -34,11 +34,11 @@ pub(super) struct Link {
     pub(super) lane: Lane,
     pub(super) budget: Budget,
     pulse: Arc<Pulse>,
-    now: Mutex<Now>,
+    now: Mutex<LinkPhase>,
 }
 
 #[derive(Debug)]
-enum Now {
+enum LinkPhase {
     Connected(Arc<Session>),
     /// And why.
     Apart(String),
@@ -56,8 +56,8 @@ pub(super) struct Session {
 type Halves<S> = (FrameReader<ReadHalf<S>>, WriteHalf<S>);
 
 impl Link {
-    pub(super) fn new(node: NodeId, lane: Lane, pulse: Arc<Pulse>, shared: &Shared) -> Arc<Self> {
-        let now = Mutex::new(Now::Apart("not connected yet".to_owned()));
+    pub(super) fn new(node: NodeId, lane: Lane, pulse: Arc<Pulse>, shared: &PeersInner) -> Arc<Self> {
+        let now = Mutex::new(LinkPhase::Apart("not connected yet".to_owned()));
         Arc::new(Self {
             node,
             lane,
@@ -70,8 +70,8 @@ impl Link {
     /// The connection, if there is one.
     pub(super) fn session(&self) -> Result<Arc<Session>, PeerError> {
         match &*self.now.lock() {
-            Now::Connected(session) => Ok(Arc::clone(session)),
-            Now::Apart(problem) => Err(PeerError::Unreachable {
+            LinkPhase::Connected(session) => Ok(Arc::clone(session)),
+            LinkPhase::Apart(problem) => Err(PeerError::Unreachable {
                 node: self.node,
                 lane: self.lane,
                 problem: problem.clone(),
@@ -83,7 +83,7 @@ impl Link {
     pub(super) async fn run<N: Network>(
         self: Arc<Self>,
         network: Arc<N>,
-        shared: Arc<Shared>,
+        shared: Arc<PeersInner>,
         mut address: watch::Receiver<SocketAddr>,
     ) {
         let times = &shared.options.times;
@@ -116,8 +116,8 @@ impl Link {
 
     /// There is no connection any more.
     fn part(&self, end: &End, problem: String) {
-        let was = std::mem::replace(&mut *self.now.lock(), Now::Apart(problem.clone()));
-        if let Now::Connected(session) = was {
+        let was = std::mem::replace(&mut *self.now.lock(), LinkPhase::Apart(problem.clone()));
+        if let LinkPhase::Connected(session) = was {
             session.outbox.abandon();
             session.pending.end(end);
         }
@@ -130,7 +130,7 @@ impl Link {
     async fn connect_once<N: Network>(
         &self,
         network: &N,
-        shared: &Shared,
+        shared: &PeersInner,
         at: SocketAddr,
         backoff: &mut Backoff,
     ) -> End {
@@ -151,7 +151,7 @@ impl Link {
             pending: Arc::default(),
             pings: Mutex::default(),
         });
-        *self.now.lock() = Now::Connected(Arc::clone(&session));
+        *self.now.lock() = LinkPhase::Connected(Arc::clone(&session));
         if self.lane == Lane::Raft {
             self.pulse.connected(hello.boot, hello.level);
         }
@@ -161,7 +161,7 @@ impl Link {
     async fn greet<N: Network>(
         &self,
         network: &N,
-        shared: &Shared,
+        shared: &PeersInner,
         at: SocketAddr,
     ) -> Result<(Halves<N::Stream>, Hello), End> {
         let (own, times) = (&shared.options.identity, &shared.options.times);
@@ -177,7 +177,7 @@ impl Link {
     }
 
     /// Sends and receives until the connection ends.
-    async fn talk<S>(&self, session: &Session, (mut from, to): Halves<S>, shared: &Shared) -> End
+    async fn talk<S>(&self, session: &Session, (mut from, to): Halves<S>, shared: &PeersInner) -> End
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -203,7 +203,7 @@ impl Link {
         &self,
         session: &Session,
         from: &mut FrameReader<R>,
-        shared: &Shared,
+        shared: &PeersInner,
     ) -> End {
         loop {
             let frame = match from.next().await {
@@ -228,7 +228,7 @@ impl Link {
     }
 
     /// Asks the peer again and again whether it is there.
-    async fn ping(&self, session: &Session, shared: &Shared) -> End {
+    async fn ping(&self, session: &Session, shared: &PeersInner) -> End {
         let mut ticks = ticks(shared.options.times.ping_of(self.lane));
         loop {
             ticks.tick().await;
@@ -247,7 +247,7 @@ impl Link {
 
 impl Link {
     /// Tells the peer what this node leads, as soon as that is known, and whenever it changes.
-    async fn tell(&self, session: &Session, shared: &Shared) -> End {
+    async fn tell(&self, session: &Session, shared: &PeersInner) -> End {
         let mut leads = shared.leaders.own.subscribe();
         let is_known = |leads: &Leads| leads.count > 0;
         if self.lane == Lane::Bulk || leads.wait_for(is_known).await.is_err() {

@@ -28,5 +28,5 @@ pub use network::{Network, PlainTcp};
 pub use options::{Admission, Admitted, Identity, Limits, PeersOptions, Times};
 #[cfg(feature = "testing")]
 pub use peers::PeersStats;
-pub use peers::{Answer, Call, Peers};
+pub use peers::{Call, Peers, PendingResponse};
 pub use tls::{TLS_NAME, TlsContents, TlsError, TlsFiles, TlsStream, TlsTcp, Validity};

@@ -53,7 +53,7 @@ struct Queued {
 
 /// What one write takes.
 #[derive(Debug, Default)]
-struct Batch {
+struct WriteBatch {
     bytes: Vec<u8>,
     frames: u64,
     permits: Vec<Arc<Permit>>,
@@ -152,7 +152,7 @@ impl Outbox {
     }
 
     /// Waits for frames and gathers those of the next write; `false` if there will be none.
-    async fn gather(&self, batch: &mut Batch, most: usize) -> bool {
+    async fn gather(&self, batch: &mut WriteBatch, most: usize) -> bool {
         loop {
             let ready = self.ready.notified();
             {
@@ -171,7 +171,7 @@ impl Outbox {
 }
 
 impl Queue {
-    fn gather(&mut self, batch: &mut Batch, most: usize) {
+    fn gather(&mut self, batch: &mut WriteBatch, most: usize) {
         while let Some(bytes) = self.urgent.pop_front() {
             batch.put(bytes, None);
         }
@@ -185,7 +185,7 @@ impl Queue {
     }
 }
 
-impl Batch {
+impl WriteBatch {
     fn put(&mut self, bytes: Vec<u8>, permit: Option<Arc<Permit>>) {
         // A large frame comes alone, and is not copied.
         match self.bytes.is_empty() && bytes.len() > self.bytes.capacity() {
@@ -205,9 +205,9 @@ pub(super) async fn write_frames<W: AsyncWrite + Unpin>(
     stall: Duration,
     written: &Written,
 ) -> Result<(), End> {
-    let mut batch = Batch {
+    let mut batch = WriteBatch {
         bytes: Vec::with_capacity(4096),
-        ..Batch::default()
+        ..WriteBatch::default()
     };
     while outbox.gather(&mut batch, batch_bytes).await {
         let write = async {
@@ -239,7 +239,7 @@ const GROUPS_KEPT: usize = 1024;
 #[derive(Debug)]
 pub(super) struct Budget {
     peer: Arc<Semaphore>,
-    groups: Mutex<HashMap<GroupId, Arc<Group>>>,
+    groups: Mutex<HashMap<GroupId, Arc<GroupBudget>>>,
     limits: LaneLimits,
 }
 
@@ -253,7 +253,7 @@ pub(super) struct LaneLimits {
 }
 
 #[derive(Debug)]
-struct Group {
+struct GroupBudget {
     /// Held from the wait for room until the frame is queued: tokio's mutex is fair, so frames are
     /// queued in the order in which they were to be sent, though they wait for three semaphores.
     turn: Arc<FairMutex<()>>,
@@ -316,13 +316,13 @@ impl Budget {
         )
     }
 
-    fn group(&self, group: GroupId) -> Arc<Group> {
+    fn group(&self, group: GroupId) -> Arc<GroupBudget> {
         let mut groups = self.groups.lock();
         if groups.len() >= GROUPS_KEPT && !groups.contains_key(&group) {
             groups.retain(|_, group| Arc::strong_count(group) > 1 || !group.is_idle(self.limits));
         }
         let made = || {
-            Arc::new(Group {
+            Arc::new(GroupBudget {
                 turn: Arc::default(),
                 appends: Arc::new(Semaphore::new(self.limits.group_appends as usize)),
                 bytes: Arc::new(Semaphore::new(self.limits.group_bytes as usize)),
@@ -332,7 +332,7 @@ impl Budget {
     }
 }
 
-impl Group {
+impl GroupBudget {
     fn is_idle(&self, limits: LaneLimits) -> bool {
         self.bytes.available_permits() == limits.group_bytes as usize
     }
@@ -381,7 +381,7 @@ pub(super) enum Unawaited {
 
 /// The place of one request among those that wait. Dropped, the request is given up.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct PendingSlot {
     pending: Arc<Pending>,
     request: u64,
 }
@@ -393,7 +393,7 @@ impl Pending {
         frame: &Frame,
         permit: Option<Arc<Permit>>,
         most: usize,
-    ) -> Result<(Place, oneshot::Receiver<Result<Response, End>>), Unawaited> {
+    ) -> Result<(PendingSlot, oneshot::Receiver<Result<Response, End>>), Unawaited> {
         let (answer, receiver) = oneshot::channel();
         let &Frame {
             group,
@@ -419,7 +419,7 @@ impl Pending {
         }
         waitings.by_request.insert(request, waiting);
         Ok((
-            Place {
+            PendingSlot {
                 pending: Arc::clone(self),
                 request,
             },
@@ -472,7 +472,7 @@ impl Pending {
     }
 }
 
-impl Drop for Place {
+impl Drop for PendingSlot {
     fn drop(&mut self) {
         let given_up = self.pending.waiting.lock().by_request.remove(&self.request);
         drop(given_up);

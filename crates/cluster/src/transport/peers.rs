@@ -18,15 +18,15 @@ use crate::transport::link::{Link, watch_pulse};
 use crate::transport::liveness::{LedByNode, NodeStates, Pulse};
 use crate::transport::network::Network;
 use crate::transport::options::PeersOptions;
-use crate::transport::outbox::{Place, Unawaited};
-use crate::transport::shared::Shared;
+use crate::transport::outbox::{PendingSlot, Unawaited};
+use crate::transport::shared::PeersInner;
 use crate::transport::wire::{Frame, Kind, Lane, Message, NodeId, Request, Response, encode};
 
 /// The connections of a node to its peers, and those that peers make to it.
 ///
 /// Dropped, they end, with what is queued; [`close`](Self::close) waits for it.
 pub struct Peers {
-    shared: Arc<Shared>,
+    shared: Arc<PeersInner>,
     peers: Mutex<BTreeMap<NodeId, Peer>>,
     address: SocketAddr,
     /// Checks an address, and runs the links of a new peer.
@@ -62,9 +62,9 @@ pub struct Call {
 /// An answer that is waited for. Dropped, the request is given up, though it may be carried out.
 #[derive(Debug)]
 #[must_use = "a request whose answer is dropped is given up"]
-pub struct Answer {
+pub struct PendingResponse {
     receiver: oneshot::Receiver<Result<Response, End>>,
-    _place: Place,
+    _place: PendingSlot,
     node: NodeId,
     lane: Lane,
     kind: Kind,
@@ -88,7 +88,7 @@ pub struct PeersStats {
 /// A network without its types.
 trait Connect: Send + Sync {
     fn check(&self, address: SocketAddr) -> Result<(), String>;
-    fn run(&self, link: Arc<Link>, shared: &Arc<Shared>, address: watch::Receiver<SocketAddr>);
+    fn run(&self, link: Arc<Link>, shared: &Arc<PeersInner>, address: watch::Receiver<SocketAddr>);
 }
 
 impl<N: Network> Connect for Arc<N> {
@@ -96,7 +96,7 @@ impl<N: Network> Connect for Arc<N> {
         (**self).check(address)
     }
 
-    fn run(&self, link: Arc<Link>, shared: &Arc<Shared>, address: watch::Receiver<SocketAddr>) {
+    fn run(&self, link: Arc<Link>, shared: &Arc<PeersInner>, address: watch::Receiver<SocketAddr>) {
         shared.spawn(link.run(Arc::clone(self), Arc::clone(shared), address));
     }
 }
@@ -122,7 +122,7 @@ impl Peers {
         };
         let listener = network.bind(options.listen).await.map_err(bind)?;
         let address = network.local_address(&listener).map_err(bind)?;
-        let shared = Shared::new(options, dispatch);
+        let shared = PeersInner::new(options, dispatch);
         shared.spawn(accept(Arc::clone(&network), listener, Arc::clone(&shared)));
         Ok(Self {
             shared,
@@ -218,7 +218,7 @@ impl Peers {
     /// # Errors
     /// All but [`PeerError::Lost`]; of them only [`PeerError::Late`] leaves open whether the request
     /// was sent.
-    pub async fn send(&self, call: Call) -> Result<Answer, PeerError> {
+    pub async fn send(&self, call: Call) -> Result<PendingResponse, PeerError> {
         let Call {
             node,
             group,
@@ -284,7 +284,7 @@ impl Peers {
             return Err(PeerError::Busy { node, limit });
         }
         drop(room);
-        Ok(Answer {
+        Ok(PendingResponse {
             receiver,
             _place: place,
             node,
@@ -311,7 +311,7 @@ impl Peers {
     }
 }
 
-impl Answer {
+impl PendingResponse {
     /// Waits for the answer.
     ///
     /// # Errors

@@ -20,7 +20,7 @@ use crate::transport::options::PeersOptions;
 use crate::transport::outbox::{LaneLimits, Outbox, Written};
 use crate::transport::wire::{Hello, Lane, NodeId};
 
-pub(super) struct Shared {
+pub(super) struct PeersInner {
     pub(super) options: PeersOptions,
     pub(super) lane: LaneLimits,
     pub(super) dispatch: Arc<dyn Dispatch>,
@@ -39,7 +39,7 @@ pub(super) struct Shared {
     next_request: AtomicU64,
 }
 
-impl Shared {
+impl PeersInner {
     pub(super) fn new(options: PeersOptions, dispatch: Arc<dyn Dispatch>) -> Arc<Self> {
         Arc::new(Self {
             lane: LaneLimits::of(&options.limits),

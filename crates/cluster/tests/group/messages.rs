@@ -11,7 +11,7 @@ use collie_cluster::testing::replica_store::effects::{Effect, EffectsBuf};
 use collie_cluster::testing::replica_store::{Described, Description, Position};
 use collie_cluster::testing::transport::{Call, Dispatch, Incoming, Peers, PlainTcp, Reply};
 use collie_cluster::testing::wire::{
-    Append, Appended, LogEntry, Offer, Payload, Piece, Refusal, Request, Response, Room, Transfer,
+    Append, Appended, LogEntry, Offer, Payload, Piece, Refusal, Request, Response, Room, TransferLeader,
     VoteAnswer, VoteRequest,
 };
 use collie_cluster::testing::{EntryId, LeaderId, Node, NodeOptions, NodeStore, Replica, ReplicaError, Vote};
@@ -364,7 +364,7 @@ fn a_replica_without_room_for_what_begins_a_term_does_not_stand_for_another() {
             alone.call(GROUP, replica_on(1), Request::Append(append)).await
         };
         let stand = async || {
-            let transfer = Transfer {
+            let transfer = TransferLeader {
                 vote: leads,
                 to: replica_on(1),
                 last: None,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use collie_cluster::testing::replica_store::effects::{Effect, EffectsBuf};
 use collie_cluster::testing::replica_store::{
-    Change, Machine, Membership, Outcome, Position, Proposals, Verdict, data_key,
+    ApplyOutcome, Change, Machine, Membership, Position, Proposals, Verdict, data_key,
 };
 use collie_cluster::testing::{Entry, EntryId, LeaderId};
 use collie_sim::Rng;
@@ -191,14 +191,14 @@ impl Group {
     }
 
     /// Whether an entry with effects takes them.
-    pub(crate) fn outcome(&self, index: u64) -> Outcome {
+    pub(crate) fn outcome(&self, index: u64) -> ApplyOutcome {
         let before = index.checked_sub(1);
         let (before, after) = (self.at(before), self.at(Some(index)));
         let effects = self.entries[index as usize].payload[0] == EFFECTS;
         match effects && before.counts == after.counts && before.data == after.data {
             // One that continues the others has a higher number.
-            true if self.number(index) != self.numbers_before(index) + 1 => Outcome::Skipped,
-            _ => Outcome::Taken,
+            true if self.number(index) != self.numbers_before(index) + 1 => ApplyOutcome::Skipped,
+            _ => ApplyOutcome::Taken,
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use collie_cluster::testing::replica_store::effects::{Effect, EffectsBuf};
-use collie_cluster::testing::replica_store::{Change, Machine, MachineError, Outcome, data_key};
+use collie_cluster::testing::replica_store::{ApplyOutcome, Change, Machine, MachineError, data_key};
 use collie_sim::Rng;
 
 use crate::plain::{Group, assert_holds};
@@ -162,13 +162,13 @@ fn the_effects_of_an_entry_take_place_in_their_order() {
         (vec![put(b"4"), Effect::Delete { slot, key }], None),
     ];
     let first = group.outcome(0);
-    let taken = u64::from(group.entries[0].payload[0] == 2 && first == Outcome::Taken);
+    let taken = u64::from(group.entries[0].payload[0] == 2 && first == ApplyOutcome::Taken);
     for (n, (effects, value)) in entries.into_iter().enumerate() {
         id.index += 1;
         let payload = entry_of(taken + 1 + n as u64, &effects);
         assert_eq!(
             machine.apply(id, Change::Effects(&payload)).unwrap(),
-            Outcome::Taken
+            ApplyOutcome::Taken
         );
         let found = machine.db().get(data_key(slot, key)).unwrap();
         assert_eq!(found.as_deref(), value.map(|value| &value[..]));
@@ -176,7 +176,7 @@ fn the_effects_of_an_entry_take_place_in_their_order() {
         id.index += 1;
         assert_eq!(
             machine.apply(id, Change::Effects(&payload)).unwrap(),
-            Outcome::Skipped
+            ApplyOutcome::Skipped
         );
     }
     id.index += 1;
@@ -196,7 +196,7 @@ fn a_part_of_the_rows_ends_where_many_were_removed() {
     let mut group = group_of(1, 5);
     let replica = grown(&group, 1);
     let machine = replica.machine();
-    let taken = u64::from(group.entries[0].payload[0] == 2 && group.outcome(0) == Outcome::Taken);
+    let taken = u64::from(group.entries[0].payload[0] == 2 && group.outcome(0) == ApplyOutcome::Taken);
     let slot = 9;
     let keys: Vec<[u8; 4]> = (0..5_000_u32).map(u32::to_be_bytes).collect();
     let (first, last) = (&keys[..4_999], &keys[4_999]);
@@ -216,7 +216,7 @@ fn a_part_of_the_rows_ends_where_many_were_removed() {
         group.entries.push(entry);
         replica.append(&group, 1);
         let applied = machine.apply(id, Change::Effects(&payload));
-        assert_eq!(applied.unwrap(), Outcome::Taken);
+        assert_eq!(applied.unwrap(), ApplyOutcome::Taken);
     }
     let (mut after, mut parts, mut rows) = (None::<(u16, Vec<u8>)>, 0, Vec::new());
     loop {

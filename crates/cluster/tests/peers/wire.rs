@@ -67,8 +67,11 @@ fn request() -> impl Strategy<Value = Request> {
             leadership_transfer,
         })
     };
-    let transfer =
-        (vote(), any::<u64>(), option::of(id())).prop_map(|(vote, to, last)| Transfer { vote, to, last });
+    let transfer = (vote(), any::<u64>(), option::of(id())).prop_map(|(vote, to, last)| TransferLeader {
+        vote,
+        to,
+        last,
+    });
     let file = (name(), any::<u64>(), any::<u32>()).prop_map(|(name, bytes, crc32c)| FileOffer {
         name,
         bytes,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use collie_cluster::Layout;
-use collie_cluster::testing::frames::{Directory, Frame, KIND_TOMBSTONE, Listed, NODE_STREAM};
+use collie_cluster::testing::frames::{Directory, KIND_TOMBSTONE, Listed, NODE_STREAM, StreamFrame};
 use collie_cluster::testing::{LeaderId, NodeStore, ReplicaId, StoreError, Vote};
 use collie_io::Device;
 use collie_log::{FRAME_HEADER, inspect};
@@ -55,11 +55,11 @@ fn left(image: Image, plain: Plain, highest: ReplicaId) -> Closed {
     let (mut frames, mut directory) = (Vec::new(), None);
     let device: Arc<dyn Device> = Arc::new(image.device());
     inspect::inspect(&device, Path::new(DIR), |frame| {
-        let Ok((_, content)) = Frame::decode(frame.kind, frame.payload) else {
+        let Ok((_, content)) = StreamFrame::decode(frame.kind, frame.payload) else {
             // One of the log's own.
             return;
         };
-        if let Frame::Directory(Directory { lines, .. }) = content {
+        if let StreamFrame::Directory(Directory { lines, .. }) = content {
             directory = Some((frame.lsn, lines));
         }
         let (path, offset) = frame.place.unwrap();

@@ -24,10 +24,10 @@ const LINGER: Duration = Duration::from_millis(500);
 /// TCP with TLS 1.3. Both sides present a certificate, and both verify it; connections between any
 /// addresses are secured so. A clone is the same network: what one reloads, all use.
 #[derive(Debug, Clone)]
-pub struct TlsTcp(Arc<Inner>);
+pub struct TlsTcp(Arc<TlsInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct TlsInner {
     files: TlsFiles,
     device: Arc<dyn Device>,
     clock: Arc<dyn Clock>,
@@ -42,7 +42,7 @@ impl TlsTcp {
     /// Which file is not as it should be, and what to do.
     pub fn new(files: TlsFiles, device: Arc<dyn Device>, clock: Arc<dyn Clock>) -> Result<Self, TlsError> {
         let ready = Mutex::new(Arc::new(files.load(&*device, Arc::clone(&clock))?));
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(TlsInner {
             files,
             device,
             clock,

@@ -52,7 +52,7 @@ pub enum Request {
     /// [`Kind::PreVote`].
     PreVote(VoteRequest),
     /// [`Kind::Transfer`].
-    Transfer(Transfer),
+    Transfer(TransferLeader),
     /// [`Kind::Offer`].
     Offer(Offer),
     /// [`Kind::Piece`].
@@ -215,7 +215,7 @@ pub struct VoteAnswer {
 
 /// Leadership is handed over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Transfer {
+pub struct TransferLeader {
     /// The vote of the leader that hands over.
     pub vote: Vote,
     /// Who is to become leader.

@@ -16,7 +16,7 @@ pub use kind::{Kind, VERSION, WireError};
 pub use message::{
     Append, Appended, DISKS_MAX, ENTRIES_MAX, HandOver, Hello, Join, JoinAnswer, Joined, LED_MAX, Lane,
     Leads, LogEntry, Message, PEERS_MAX, Ping, Place, Pong, Refusal, Refused, Request, Response, Room,
-    TEXT_MAX, Transfer, VoteAnswer, VoteRequest,
+    TEXT_MAX, TransferLeader, VoteAnswer, VoteRequest,
 };
 pub use snapshot::{
     FILES_MAX, FileName, FileOffer, Installed, NAME_MAX, Offer, Piece, SnapshotEnd, Stored, Wanted,

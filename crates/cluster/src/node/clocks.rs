@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn where_half_of_the_clocks_are_silent_or_disagree_nothing_is_known() {
+    fn half_of_the_clocks_silent_or_apart_tell_nothing() {
         assert_eq!(off(&[0, 900], 0, 2), [0; 0]);
         assert_eq!(off(&[0, 900], 0, 3), [0; 0], "the third is silent");
         assert_eq!(off(&[0, 0, 900, 900], 0, 4), [0; 0]);
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn that_a_node_was_off_ends_when_most_have_its_time_and_not_when_others_go() {
+    fn a_node_is_off_until_most_have_its_time() {
         let judge = |was, ahead_ms: &[(NodeId, i64)], nodes| {
             let skew = |ahead_ms| Skew {
                 ahead_ms,
@@ -477,7 +477,7 @@ mod tests {
     const HOUR: i64 = 3_600_000;
 
     #[test]
-    fn a_clock_that_jumps_away_from_most_is_wrong_however_long_it_lasts() {
+    fn a_clock_that_jumps_away_from_most_stays_wrong() {
         for lasted in [AT_ONCE, LONG] {
             assert!(!right(&[(0, 0), (20, 20)], 3, lasted));
             assert!(!right(&[(0, 0)], 3, lasted), "the third is silent");

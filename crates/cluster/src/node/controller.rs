@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn hand_overs_come_one_after_the_other_once_nothing_else_changes_leaders() {
+    fn leaders_are_spread_one_by_one_once_nothing_else_changes() {
         let all: &[NodeId] = &[1, 2, 3];
         let four = map(&[all; 4]);
         let (mut spreading, began) = (Spreading::default(), Instant::now());

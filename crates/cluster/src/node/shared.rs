@@ -223,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_busiest_are_those_with_the_most_entries_since_the_last_look() {
+    fn the_busiest_have_the_most_entries_since_the_last_look() {
         let looked = LastLook::default();
         let first = looked.busiest((1..=30).map(|group| (group, 1_000 - group)).collect());
         assert_eq!(first, (1..=20).collect::<Vec<_>>());

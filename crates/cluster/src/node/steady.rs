@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_off_leads_by_the_time_of_most_over_a_jump_that_is_right() {
+    fn a_node_that_is_off_leads_by_the_time_of_most() {
         let (machine, steady) = clock();
         let steady = Arc::new(steady);
         let leading = LeadingClock(Arc::clone(&steady));

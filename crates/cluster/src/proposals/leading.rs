@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_begins_until_all_entries_of_a_run_that_ended_are_decided() -> Result<(), NotOpen> {
+    fn nothing_begins_until_an_ended_run_is_decided() -> Result<(), NotOpen> {
         let leading = leads();
         for _ in 0..2 {
             assert!(leading.finish(leading.begin()?, effects(), (), 0).is_ok());

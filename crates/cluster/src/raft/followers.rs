@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn removals_are_refused_where_most_voters_refuse_entries_of_the_group() {
+    async fn removals_are_refused_where_most_voters_refuse_entries() {
         let followers = Followers::new(Arc::default(), mpsc::unbounded_channel().0);
         let member = |node: u64| Member {
             node,
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_follower_that_refuses_all_entries_for_long_is_named_once_in_that_time() {
+    async fn a_follower_that_refuses_all_entries_is_named_once() {
         let followers = Followers::new(Arc::default(), mpsc::unbounded_channel().0);
         let named = || followers.without_room_for(Duration::from_secs(10));
         for second in 0..25 {
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_follower_that_has_lost_what_it_had_acknowledged_gets_everything_anew() {
+    async fn a_follower_that_lost_acknowledged_entries_gets_all_anew() {
         let (sender, mut asked) = mpsc::unbounded_channel();
         let followers = Followers::new(Arc::default(), sender);
         followers.has(leader(5), 2, 9);

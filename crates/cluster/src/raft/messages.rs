@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn an_append_is_cut_to_what_fits_into_a_frame_and_has_at_least_one_entry() {
+    fn an_append_is_cut_to_a_frame_and_has_at_least_one_entry() {
         let largest = crate::replica_store::effects::MAX_BYTES + crate::proposals::HEADER;
         for (sizes, fit) in [
             (vec![], 0),

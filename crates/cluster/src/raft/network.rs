@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_entries_the_newest_is_said_after_the_delay_of_the_first() {
+    async fn without_entries_the_newest_commit_is_said_after_the_delay() {
         let (sender, mut coalescing) = channel();
         for _ in 0..2 {
             sender.send(append(1, 0)).unwrap();

@@ -106,7 +106,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn what_waits_is_called_once_in_its_order_and_not_before_it_is_durable() {
+    fn callbacks_come_once_in_order_and_when_durable() {
         let completion = Completion::default();
         let called = Arc::new(Mutex::new(Vec::new()));
         for end in [24, 8, 16, 16, 32] {

@@ -231,7 +231,7 @@ mod tests {
 
     /// A crash may bring back a segment that the log let go of.
     #[test]
-    fn a_stream_that_is_used_again_is_the_later_replicas_though_frames_of_the_earlier_one_are_back() {
+    fn a_reused_stream_is_the_later_replicas() {
         let mut recovery = Recovery::default();
         visit(&mut recovery, 1_000, 0, &born(1, 10));
         let (group, replica) = (1, 10);

@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn an_append_on_a_full_disk_waits_for_room_while_another_log_goes_on() {
+    fn an_append_on_a_full_disk_waits_and_other_logs_go_on() {
         runtime().block_on(async {
             let (device, other) = (SimDevice::new(1), open(&SimDevice::new(2)));
             let (log, replica, _stop, appending) = waiting(&device).await;
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_room_ends_with_the_replica_and_what_was_appended_is_kept() {
+    fn a_wait_for_room_ends_with_the_replica() {
         runtime().block_on(async {
             let device = SimDevice::new(3);
             let (log, replica, stop, appending) = waiting(&device).await;
@@ -424,7 +424,7 @@ mod tests {
 
     /// So entries that come at once do not take together what is kept for votes.
     #[test]
-    fn what_is_reserved_is_not_there_for_others_until_it_is_given_back() {
+    fn what_is_reserved_is_not_there_for_others() {
         runtime().block_on(async {
             let device = SimDevice::new(4);
             let log = open(&device);

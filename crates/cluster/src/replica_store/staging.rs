@@ -501,7 +501,7 @@ mod tests {
 
     /// It had no room, and another one at the same time would use up what it counts on.
     #[test]
-    fn one_transfer_has_the_reserve_of_a_full_disk_and_half_of_one_does_not_stay() {
+    fn one_transfer_has_the_reserve_of_a_full_disk() {
         let device = SimDevice::new(1);
         device.create_dir_all(Path::new("/disk")).unwrap();
         let all: Arc<dyn Device> = Arc::new(device.clone());
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn half_of_a_transfer_that_a_kill_leaves_goes_where_the_reserve_is_missing() {
+    fn half_a_transfer_goes_where_the_reserve_is_missing() {
         let device = SimDevice::new(1);
         device.create_dir_all(Path::new("/disk")).unwrap();
         let all: Arc<dyn Device> = Arc::new(device.clone());

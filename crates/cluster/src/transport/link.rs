@@ -349,7 +349,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_up_to_the_longest_and_begin_anew_after_a_success() {
+    fn pauses_double_up_to_the_longest_and_begin_anew() {
         let (first, most) = (Duration::from_millis(50), Duration::from_secs(2));
         for seed in 0..100 {
             let mut backoff = Backoff::new(first, most, seed);

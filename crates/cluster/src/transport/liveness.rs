@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_process_has_said_last_holds_in_whatever_order_it_comes() {
+    fn what_a_process_has_said_last_holds_in_any_order() {
         let leaders = Leaders::default();
         let said = |boot: u8, count, groups: &[(GroupId, u64)]| {
             let leads = Leads {

@@ -10,7 +10,7 @@ use crate::cluster::{Cluster, Tally, get, row};
 use crate::seam::read_applied;
 
 #[test]
-fn a_leader_that_is_cut_off_neither_reads_old_values_nor_loses_counts() {
+fn a_leader_that_is_cut_off_reads_nothing_old_and_loses_nothing() {
     let cluster = Arc::new(Cluster::new(GroupLimits::default()));
     let tally = Tally::new(2);
     let clients: Vec<_> = (0..4).map(|_| tally.keep_counting(&cluster)).collect();

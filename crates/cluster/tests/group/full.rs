@@ -85,7 +85,7 @@ fn no_problem(cluster: &Cluster) {
 }
 
 #[test]
-fn a_follower_without_room_takes_no_entries_and_catches_up_when_there_is_some() {
+fn a_follower_without_room_catches_up_when_there_is_some() {
     let cluster = Arc::new(Cluster::simulated(Simulated::Logs));
     let tally = Tally::new(2);
     count(&cluster, &tally);
@@ -111,7 +111,7 @@ fn a_follower_without_room_takes_no_entries_and_catches_up_when_there_is_some() 
 }
 
 #[test]
-fn a_leader_without_room_hands_over_and_leads_no_more_while_it_is_full() {
+fn a_leader_without_room_hands_over_until_it_has_some() {
     let cluster = Arc::new(Cluster::simulated(Simulated::Logs));
     let tally = Tally::new(2);
     count(&cluster, &tally);
@@ -200,7 +200,7 @@ fn a_leader_whose_log_stays_too_long_hands_over() {
 }
 
 #[test]
-fn where_no_node_has_room_writes_are_refused_and_reads_answered_until_there_is_some() {
+fn without_room_on_any_node_reads_are_answered() {
     let cluster = Arc::new(Cluster::simulated(Simulated::Logs));
     let tally = Tally::new(2);
     count(&cluster, &tally);
@@ -234,7 +234,7 @@ fn where_no_node_has_room_writes_are_refused_and_reads_answered_until_there_is_s
 }
 
 #[test]
-fn where_most_disks_are_full_writes_are_refused_and_reads_answered_until_there_is_room() {
+fn where_most_disks_are_full_reads_are_answered() {
     let cluster = Arc::new(Cluster::simulated(Simulated::Logs));
     let tally = Tally::new(2);
     count(&cluster, &tally);
@@ -266,7 +266,7 @@ fn where_most_disks_are_full_writes_are_refused_and_reads_answered_until_there_i
 }
 
 #[test]
-fn a_replica_whose_tables_have_no_room_waits_and_goes_on_when_there_is_some() {
+fn a_replica_whose_tables_have_no_room_waits_for_some() {
     let cluster = Arc::new(Cluster::simulated(Simulated::Tables));
     let tally = Tally::new(2);
     count(&cluster, &tally);
@@ -292,7 +292,7 @@ fn a_replica_whose_tables_have_no_room_waits_and_goes_on_when_there_is_some() {
 }
 
 #[test]
-fn a_replica_that_is_opened_on_a_full_disk_waits_and_is_open_when_there_is_room() {
+fn a_replica_opened_on_a_full_disk_waits_for_room() {
     let cluster = Arc::new(Cluster::simulated(Simulated::Tables));
     let tally = Tally::new(2);
     count(&cluster, &tally);
@@ -320,7 +320,7 @@ fn remove(row: Row) -> impl Fn(&mut Rows<'_>) -> Executed<()> + Send + Sync + 's
 /// What the logs hold can go when it is in tables, and the manifest has to say so first. A reserve of each
 /// disk has room for that: a cluster whose disks were full was not relieved by the removal of all its data.
 #[test]
-fn where_all_disks_are_full_what_makes_room_has_some_and_writes_go_on() {
+fn where_all_disks_are_full_what_makes_room_has_some() {
     const ROWS: usize = 250;
     let cluster = Arc::new(Cluster::adjusted(Simulated::Disk, |options| {
         options.machine.db.reserve_bytes = Some(256 << 10);
@@ -416,19 +416,19 @@ fn a_follower_gets_tables_without_room(part: &str) {
 }
 
 #[test]
-fn a_follower_whose_disk_is_full_when_tables_arrive_waits_and_gets_them_when_there_is_room() {
+fn a_full_follower_gets_tables_when_there_is_room() {
     a_follower_gets_tables_without_room("staged");
 }
 
 /// It ended with that, and was opened no more after three times.
 #[test]
-fn a_follower_whose_disk_is_full_when_it_takes_tables_over_waits_and_does_so_when_there_is_room() {
+fn a_full_follower_takes_tables_over_when_there_is_room() {
     a_follower_gets_tables_without_room("store/families/1");
 }
 
 /// Nothing of what is submitted reaches a device, so none of it has an outcome.
 #[test]
-fn effects_without_an_outcome_are_refused_beyond_64_mib_and_taken_again_once_they_have_one() {
+fn effects_without_an_outcome_are_limited_to_64_mib() {
     const SLOT: u16 = 5;
     const LARGE: usize = 400 << 10;
     const MOST: usize = (64 << 20) / LARGE + 1;
@@ -548,7 +548,7 @@ fn remove_some(cluster: &Cluster) {
 
 /// Nothing that removes can be committed behind it.
 #[test]
-fn an_entry_that_most_have_no_room_for_is_withdrawn_for_what_removes() {
+fn an_entry_that_most_have_no_room_for_yields_to_removals() {
     let (cluster, tally, _) = stuck();
     remove_some(&cluster);
     cluster.runtime.block_on(read(&cluster, &row(0)));
@@ -561,7 +561,7 @@ fn an_entry_that_most_have_no_room_for_is_withdrawn_for_what_removes() {
 /// The leader has such an entry in its log, and one follower lacks an entry that is committed. So the other
 /// one is to lead, and the leader before has to take what that one appends, in the room that it has left.
 #[test]
-fn an_entry_that_waits_to_be_committed_keeps_no_room_from_what_removes() {
+fn an_entry_that_waits_keeps_no_room_from_removals() {
     const LARGE: usize = 480_000;
     let cluster = Arc::new(Cluster::adjusted(Simulated::Disk, |options| {
         options.machine.db.reserve_bytes = Some(0);

@@ -12,7 +12,7 @@ fn cluster() -> Arc<Cluster> {
 }
 
 #[test]
-fn counts_of_several_tasks_are_exact_and_reads_see_what_was_answered() {
+fn counts_are_exact_and_reads_see_what_was_answered() {
     let cluster = cluster();
     let tally = Tally::new(3);
     cluster.count(&tally, 6, 20, || {});
@@ -90,7 +90,7 @@ fn a_follower_behind_the_purge_learns_by_snapshot() {
 /// An operator puts an older copy of a directory in its place: against the rules, but what was
 /// acknowledged is there again as soon as the leader hears of it, and the operator learns of it.
 #[test]
-fn a_follower_that_has_lost_what_it_had_acknowledged_gets_it_again() {
+fn a_follower_that_lost_acknowledged_entries_gets_them_again() {
     let cluster = cluster();
     let tally = Tally::new(2);
     let count = || cluster.count(&tally, 2, 10, || {});

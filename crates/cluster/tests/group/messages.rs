@@ -207,7 +207,7 @@ fn alone_store(alone: &Alone, device: SimDevice) -> NodeStoreOptions {
 
 /// Entries take the room of a full disk until they are refused, and votes what is kept for them.
 #[test]
-fn a_vote_without_room_for_it_is_refused_and_given_once_there_is_some() {
+fn a_vote_without_room_is_refused_until_there_is_some() {
     const TERMS: u64 = 20_000;
     runtime().block_on(async {
         let alone = Alone::new(false).await;
@@ -278,7 +278,7 @@ fn a_vote_without_room_for_it_is_refused_and_given_once_there_is_some() {
 
 /// A leader that begins a term may send it together with an entry before it, which the follower has.
 #[test]
-fn a_full_log_takes_what_begins_a_term_behind_entries_that_it_has() {
+fn a_full_log_takes_the_first_entry_of_a_term() {
     runtime().block_on(async {
         let alone = Alone::new(false).await;
         let leader = LeaderId {
@@ -339,7 +339,7 @@ fn a_full_log_takes_what_begins_a_term_behind_entries_that_it_has() {
 /// It would win, and what begins its term would be what has no room: each round takes some of what is kept for
 /// votes and purges.
 #[test]
-fn a_replica_without_room_for_what_begins_a_term_does_not_stand_for_another() {
+fn a_replica_without_room_to_begin_a_term_does_not_stand() {
     runtime().block_on(async {
         let alone = Alone::new(false).await;
         let leader = LeaderId {
@@ -394,7 +394,7 @@ fn a_replica_without_room_for_what_begins_a_term_does_not_stand_for_another() {
 /// Raft has what takes tables over wait behind apply, and votes and entries behind that: one that took them
 /// would answer nothing until there is room.
 #[test]
-fn a_replica_whose_apply_waits_for_room_takes_no_tables_and_votes() {
+fn a_replica_whose_apply_waits_takes_no_tables_and_votes() {
     const FIRST: u64 = 1;
     runtime().block_on(async {
         let device = SimDevice::new(2);
@@ -485,7 +485,7 @@ fn a_replica_whose_apply_waits_for_room_takes_no_tables_and_votes() {
 
 /// A transfer that was cut off could not go on where it had filled half of the disk.
 #[test]
-fn what_came_of_a_transfer_counts_as_room_for_it_and_goes_from_a_full_disk() {
+fn what_came_of_a_transfer_counts_as_room_and_goes() {
     const SIZE: u64 = 400_000;
     runtime().block_on(async {
         let device = SimDevice::new(2);

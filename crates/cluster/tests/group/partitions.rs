@@ -88,7 +88,7 @@ fn rows_of(cluster: &Cluster, slot: u16) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn counts_and_the_numbers_of_keys_are_exact_right_after_leaders_die() {
+fn counts_and_numbers_of_keys_are_exact_after_leaders_die() {
     let cluster = cluster();
     let keys: Arc<Vec<_>> = Arc::new((0..2).map(|_| Mutex::<Answered>::default()).collect());
     for round in 0..2 {
@@ -130,7 +130,7 @@ fn counts_and_the_numbers_of_keys_are_exact_right_after_leaders_die() {
 }
 
 #[test]
-fn two_rows_of_one_command_change_together_in_whatever_order_they_are_named() {
+fn two_rows_of_one_command_change_together() {
     let cluster = cluster();
     let names: [[&[u8]; 2]; 2] = [[b"a", b"b"], [b"b", b"a"]];
     let clients: Vec<_> = (0..6)
@@ -288,7 +288,7 @@ fn what_is_applied_is_read_of_one_moment() {
 }
 
 #[test]
-fn what_was_read_before_leadership_was_lost_does_not_hold_when_it_is_won_again() {
+fn what_was_read_before_leadership_was_lost_does_not_hold() {
     let cluster = cluster();
     let first = cluster.leader(|_| true);
     let partition = first.partition().unwrap();
@@ -323,7 +323,7 @@ fn what_was_read_before_leadership_was_lost_does_not_hold_when_it_is_won_again()
 }
 
 #[test]
-fn rows_come_in_their_order_from_any_on_and_of_the_own_slots_alone() {
+fn rows_come_in_order_from_any_on_and_of_own_slots_alone() {
     let cluster = cluster();
     cluster.leader(|_| true);
     let mut expected = Vec::new();

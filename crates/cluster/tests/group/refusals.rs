@@ -107,7 +107,7 @@ fn what_is_waited_for_keeps_no_replica_open() {
 }
 
 #[test]
-fn what_does_not_fit_into_an_entry_is_refused_before_it_is_submitted() {
+fn what_does_not_fit_into_an_entry_is_not_submitted() {
     let cluster = cluster(100);
     let first = cluster.run(SLOT, b"key", incr(b"key"));
     assert_eq!(first.0, Settled::Holds);

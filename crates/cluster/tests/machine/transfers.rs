@@ -21,7 +21,7 @@ fn fetch(transfer: &Transfer, staging: &mut Staging) -> u64 {
 }
 
 #[test]
-fn a_transfer_holds_what_was_applied_and_what_comes_behind_is_not_purged() {
+fn entries_behind_a_transfer_are_not_purged() {
     let group = group_of(100, 11);
     let from = Replica::new(1, 1);
     from.append(&group, 100);
@@ -59,7 +59,7 @@ fn a_transfer_holds_what_was_applied_and_what_comes_behind_is_not_purged() {
 
 /// What a machine remembers of the tables that it had is not of those that it has now.
 #[test]
-fn a_machine_that_has_applied_entries_goes_on_from_what_it_learns() {
+fn a_machine_with_entries_goes_on_from_what_it_learns() {
     let group = group_of(300, 19);
     let from = Replica::new(1, 1);
     from.append(&group, 300);
@@ -249,7 +249,7 @@ fn pieces_that_were_not_asked_for_are_refused() {
 
 /// It would keep the room that is kept back on the disk from being complete, until the next transfer.
 #[test]
-fn a_transfer_that_was_not_taken_over_goes_when_a_replica_is_opened_without_its_reserve() {
+fn a_transfer_that_was_not_taken_over_goes_without_a_reserve() {
     struct NoLogs;
     impl RoomUser for NoLogs {
         fn withhold_room(&self, _: bool) {}

@@ -139,7 +139,7 @@ fn executes_ahead(sites: &[Site], at: usize, commands: usize, expected_ms: i64) 
 }
 
 #[test]
-fn a_node_that_starts_with_a_wrong_clock_leads_nothing_until_it_is_right() {
+fn a_node_that_starts_with_a_wrong_clock_leads_nothing() {
     let (sites, clocks) = clocked(5);
     let odd = &sites[1];
     odd.kill();

@@ -99,7 +99,7 @@ fn where_no_majority_is_left_nothing_is_served() {
 }
 
 #[test]
-fn a_node_that_is_to_end_hands_over_all_it_leads_and_takes_nothing() {
+fn a_node_that_is_to_end_hands_over_all_that_it_leads() {
     let sites = cluster(3, 3, 9);
     until(&sites, "a leader on each node", || {
         sites.iter().all(|site| led_by(site) > 0).then_some(())

@@ -41,7 +41,7 @@ fn routes_agree(sites: &[Site]) {
 }
 
 #[test]
-fn three_nodes_share_thirty_two_partitions_and_keep_them_over_restarts() {
+fn three_nodes_keep_their_partitions_over_restarts() {
     let sites = cluster(3, 3, 32);
     let map = settled(&sites, 3, 32);
     // Each node has all partitions, and begins as many of them as the others.
@@ -242,7 +242,7 @@ fn routes_from_outside(all: &[Site]) {
 
 /// A join that is given up, and begun again, has one token.
 #[test]
-fn a_join_that_nothing_answers_goes_on_after_a_restart_with_the_same_token() {
+fn a_join_goes_on_after_a_restart_with_the_same_token() {
     let sites = sites(2);
     let gone = sites[0].peer;
     let waiting = async {
@@ -275,7 +275,7 @@ fn a_join_that_nothing_answers_goes_on_after_a_restart_with_the_same_token() {
 }
 
 #[test]
-fn a_node_shows_the_figures_that_are_documented_and_has_no_problem() {
+fn a_node_shows_the_figures_that_are_documented() {
     let sites = cluster(1, 1, 2);
     let figures = sites[0].with(|node, _| node.cluster().figures());
     let shown: BTreeSet<_> = figures.iter().map(|figure| figure.name).collect();

@@ -97,7 +97,7 @@ fn a_node_joins_no_other_cluster() {
 }
 
 #[test]
-fn a_stranger_of_another_level_clock_version_or_address_is_refused_with_what_to_do() {
+fn a_stranger_that_differs_is_refused_with_what_to_do() {
     let sites = cluster(1, 1, 1);
     let peer = sites[0].peer;
     let refused = |join: &_| ask(peer, join, &RealClock).unwrap_err().to_string();
@@ -209,7 +209,7 @@ fn a_node_that_comes_back_elsewhere_or_as_a_copy_is_refused() {
 }
 
 #[test]
-fn a_disk_that_was_emptied_swapped_or_left_out_is_found_at_the_start() {
+fn a_disk_that_was_emptied_swapped_or_left_out_is_found() {
     let sites = cluster(1, 1, 1);
     let site = &sites[0];
     site.kill();

@@ -47,7 +47,7 @@ fn problem(site: &Site, part: &str) -> String {
 }
 
 #[test]
-fn a_node_that_was_removed_from_the_map_says_so_and_its_number_is_not_used_again() {
+fn the_number_of_a_removed_node_is_not_used_again() {
     let all = sites(3);
     all[0].start(super::sites::bootstrap(1, 1));
     all[1].start(Begin::Join(vec![all[0].peer]));
@@ -90,7 +90,7 @@ fn a_replica_that_was_removed_here_is_not_made_again() {
 }
 
 #[test]
-fn a_replica_that_the_disk_has_lost_is_not_made_again_under_its_id() {
+fn a_replica_that_the_disk_has_lost_is_not_made_again() {
     let all = cluster(1, 1, 1);
     all[0].close();
     // The mark is there, and the logs are not.

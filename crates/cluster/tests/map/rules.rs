@@ -57,7 +57,7 @@ fn all(map: &Map) -> Placement {
 }
 
 #[test]
-fn a_token_that_is_known_gets_the_same_number_and_changes_nothing() {
+fn a_known_token_gets_the_same_number_and_changes_nothing() {
     let map = joined(founded(&founding(3, 8, 3)).0, 2..=2);
     let (node, changes) = join(&map, &request(2)).unwrap();
     assert_eq!((node.number, node.replica, changes), (2, 2, None));
@@ -114,7 +114,7 @@ fn the_replicas_of_a_node_are_on_all_of_its_disks() {
 }
 
 #[test]
-fn voters_are_an_odd_number_of_members_that_are_ready_and_stay_voters() {
+fn voters_are_an_odd_number_of_ready_members_and_stay() {
     let map = joined(founded(&founding(3, 8, 3)).0, 2..=5);
     let set = |ids: &[u64]| ids.iter().copied().collect::<BTreeSet<_>>();
     let next = |now: &[u64], ready: &[u64]| voters(&map, &set(now), &set(ready));
@@ -141,7 +141,7 @@ fn voters_are_an_odd_number_of_members_that_are_ready_and_stay_voters() {
 }
 
 #[test]
-fn rows_of_a_later_version_and_rows_that_do_not_go_together_are_refused() {
+fn rows_of_a_later_version_or_that_disagree_are_refused() {
     let (map, mut rows) = founded(&founding(1, 4, 1));
     rows.extend(Map::rows(&place(&map, &all(&map)).unwrap().unwrap()).unwrap());
     assert_eq!(read(&rows).unwrap().unwrap().partitions.len(), 4);
@@ -205,7 +205,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 proptest! {
     #[test]
-    fn ids_are_unique_members_distinct_and_each_slot_in_one_partition(
+    fn ids_are_unique_and_each_slot_is_in_one_partition(
         replicas in 1..5_u8,
         partitions in 1..80_u16,
         steps in steps(),

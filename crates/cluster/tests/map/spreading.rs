@@ -56,7 +56,7 @@ fn leaders_are_spread_again_when_a_node_is_back() {
 }
 
 #[test]
-fn a_node_takes_over_all_that_it_has_replicas_of_where_it_is_asked_to() {
+fn a_node_takes_over_all_its_replicas_where_it_is_asked_to() {
     let sites = cluster(Duration::from_secs(3600));
     let asked = &sites[2];
     until(&sites, "it leads all", || {

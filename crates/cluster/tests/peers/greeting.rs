@@ -188,7 +188,7 @@ async fn each_wrong_greeting_is_answered_with_its_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_processes_with_one_number_the_second_is_refused_while_the_first_is_heard() {
+async fn a_second_process_with_the_number_of_a_live_one_is_refused() {
     use collie_cluster::Network;
     let network = Memory::default();
     let one = node(&network, Memory::options(1)).await;
@@ -259,7 +259,7 @@ impl Admission for Never {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stranger_that_gets_no_answer_is_sent_away_in_time_and_keeps_its_place_until_then() {
+async fn a_stranger_without_an_answer_is_sent_away_in_time() {
     let network = Memory::default();
     let mut options = Memory::options(1);
     options.admission = Some(Arc::new(Never));

@@ -143,7 +143,7 @@ async fn a_peer_that_breaks_the_rules_loses_its_connection_alone() {
 }
 
 #[tokio::test]
-async fn a_slow_sender_loses_its_connection_though_each_byte_comes_in_time() {
+async fn a_slow_sender_loses_its_connection() {
     let town = Town::new().await;
     let mut wire = town.peer(Lane::Raft).await;
     let bytes = encode(&request_frame(1, 5, append(1, 1 << 20))).unwrap();

@@ -44,7 +44,7 @@ async fn is_sent(peers: &Peers, group: u64, bytes: usize) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_seventeenth_append_of_a_group_waits_for_an_answer_and_other_groups_do_not() {
+async fn the_seventeenth_append_of_a_group_waits_for_an_answer() {
     let (_network, one, _two, mut requests) = two(|_| {}).await;
     let mut answers = Vec::new();
     for index in 0..16 {
@@ -101,7 +101,7 @@ async fn bytes_of_a_group_and_of_a_peer_have_limits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn appends_that_wait_for_room_are_sent_in_the_order_of_their_calls() {
+async fn appends_that_wait_for_room_keep_the_order_of_their_calls() {
     let limits = |options: &mut PeersOptions| options.limits.group_bytes = 2_000;
     let (_network, one, _two, mut requests) = two(limits).await;
     let one = Arc::new(one);
@@ -171,7 +171,7 @@ async fn a_request_that_is_given_up_gives_its_room_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_connection_gives_back_all_room_and_its_requests_are_lost_at_once() {
+async fn a_lost_connection_gives_back_its_room_at_once() {
     let network = Memory::default();
     let one = Peers::start(network.clone(), Memory::options(1), Arc::new(Yes))
         .await

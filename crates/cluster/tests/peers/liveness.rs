@@ -41,7 +41,7 @@ fn is_suspect(state: &NodeState) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_node_is_suspected_after_a_second_and_is_alive_with_its_next_frame() {
+async fn a_silent_node_is_suspected_until_its_next_frame() {
     let network = Memory::default();
     let mut listener = network.listen(Memory::address(2));
     let mut others = Vec::new();

@@ -74,7 +74,7 @@ async fn addresses_off_loopback_are_refused_without_certificates() {
 
 /// The other node answers in the opposite order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pipelined_appends_arrive_in_order_and_each_gets_its_own_answer() {
+async fn pipelined_appends_arrive_in_order_and_each_has_its_answer() {
     let (dispatch, mut requests) = handed();
     let two = Peers::start(PlainTcp, options(2), dispatch).await.unwrap();
     let one = node(1).await;
@@ -165,7 +165,7 @@ async fn refusals_and_forgotten_replies_are_answers() {
 }
 
 #[tokio::test]
-async fn a_request_without_a_peer_or_connection_fails_at_once_and_one_without_an_answer_in_time() {
+async fn a_request_without_peer_or_answer_fails() {
     let (dispatch, mut requests) = handed();
     let two = Peers::start(PlainTcp, options(2), dispatch).await.unwrap();
     let one = node(1).await;
@@ -255,7 +255,7 @@ pub(crate) async fn what_was_sent_last_arrives<N: Network>(network: impl Fn() ->
 }
 
 #[tokio::test]
-async fn a_peer_that_is_removed_is_forgotten_and_one_that_moved_is_found() {
+async fn a_removed_peer_is_forgotten_and_a_moved_one_found() {
     let (two, moved) = (node(2).await, node(2).await);
     let one = node(1).await;
     one.set_peer(2, two.address()).unwrap();

@@ -189,7 +189,7 @@ impl Town<'_> {
 }
 
 #[test]
-fn a_cut_is_seen_within_a_good_second_by_both_sides_and_healed_after_it() {
+fn both_sides_see_a_cut_within_a_good_second() {
     for seed in 0..3 {
         let mut town = Town::new(3, seed);
         town.all_alive(3);

@@ -300,7 +300,7 @@ fn piece(bytes: usize) -> Request {
 }
 
 #[test]
-fn a_length_or_count_that_the_bytes_do_not_cover_is_an_error_and_allocates_nothing() {
+fn a_length_without_its_bytes_allocates_nothing() {
     // The last varint of each body is replaced by 2^60: an allocation of it would abort.
     let append = Request::Append(Append {
         vote: super::support::vote(),
@@ -317,7 +317,7 @@ fn a_length_or_count_that_the_bytes_do_not_cover_is_an_error_and_allocates_nothi
 }
 
 #[test]
-fn a_frame_at_the_limit_is_sent_and_one_above_is_refused_with_its_size() {
+fn a_frame_at_the_limit_is_sent_and_one_above_is_refused() {
     let empty = request_bytes(piece(1 << 22)).len() - (1 << 22);
     let most = FRAME_MAX - empty;
     let bytes = request_bytes(piece(most));

@@ -75,12 +75,12 @@ fn images(layout: Layout) {
 }
 
 #[test]
-fn a_crash_anywhere_keeps_what_was_acknowledged_in_one_shared_log() {
+fn a_crash_anywhere_keeps_acknowledged_entries_of_one_log() {
     images(Layout::Shared);
 }
 
 #[test]
-fn a_crash_anywhere_keeps_what_was_acknowledged_in_a_log_per_disk() {
+fn a_crash_anywhere_keeps_acknowledged_entries_of_many_logs() {
     images(Layout::PerDisk);
 }
 

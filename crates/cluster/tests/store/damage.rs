@@ -120,7 +120,7 @@ fn quarantined(closed: &Closed, image: &Image, context: &str) -> BTreeSet<Replic
 }
 
 #[test]
-fn a_flipped_frame_quarantines_the_replicas_whose_needed_chain_it_breaks_and_no_other() {
+fn a_flipped_frame_quarantines_whose_needed_chain_it_breaks() {
     let first = from_env("COLLIE_SEED", 1);
     let mut hits = BTreeMap::new();
     for seed in first..first + from_env("COLLIE_RUNS", 3) {
@@ -161,7 +161,7 @@ fn a_flipped_frame_quarantines_the_replicas_whose_needed_chain_it_breaks_and_no_
 
 /// No later frame and no later directory shows whose frames were there.
 #[test]
-fn damage_behind_the_last_directory_quarantines_all_that_cannot_be_shown_to_be_whole() {
+fn damage_behind_the_last_directory_quarantines_all_in_doubt() {
     let closed = closed(7, 40);
     let last = closed
         .frames
@@ -181,7 +181,7 @@ fn damage_behind_the_last_directory_quarantines_all_that_cannot_be_shown_to_be_w
 /// The tombstone of a replica that never was here is in stream 0. Without it, the replica is unknown;
 /// that it may have been there is said.
 #[test]
-fn a_tombstone_that_damage_took_is_missed_until_a_directory_repeats_it() {
+fn a_lost_tombstone_is_missed_until_a_directory_repeats_it() {
     let (group, unknown) = (77, 500);
     let node = Node::start(SETUP, SimDevice::new(5));
     node.drive(node.store.remove(group, unknown)).unwrap();

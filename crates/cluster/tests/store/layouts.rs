@@ -40,7 +40,7 @@ fn a_replica_stays_in_its_log_when_the_layout_changes() {
 
 /// Its tombstone is in the shared log.
 #[test]
-fn the_private_log_of_a_removed_replica_is_gone_and_its_id_is_refused() {
+fn the_private_log_of_a_removed_replica_is_gone() {
     let node = Node::start(Setup::plain(Layout::Private), SimDevice::new(2));
     node.drive(node.store.remove(2, 3)).unwrap();
     let here = names(&node.device, "/disk0/raft");

@@ -140,7 +140,7 @@ fn a_replica_that_does_not_purge_is_named_where_the_log_is_full() {
 
 /// A crash before the purge is durable finds the entries that it purged wanted.
 #[test]
-fn the_log_lets_go_of_entries_once_their_purge_is_durable_and_not_before() {
+fn the_log_lets_go_of_entries_once_their_purge_is_durable() {
     let node = node(3);
     append(&node, 1, 0..50);
     // From here on only entries stand where they were.
@@ -166,7 +166,7 @@ fn the_log_lets_go_of_entries_once_their_purge_is_durable_and_not_before() {
 
 /// The limit is far away, and the disk is not: a quarter of it is to be free.
 #[test]
-fn little_room_on_the_disk_keeps_the_log_short_as_its_limit_does() {
+fn little_room_on_the_disk_keeps_the_log_short() {
     for free_min in [0, 8 << 20] {
         let setup = Setup {
             log_limit: 1 << 30,

@@ -38,7 +38,7 @@ fn run(seed: u64, operations: u64) {
 }
 
 #[test]
-fn a_nodes_logs_hold_what_a_plain_map_holds_through_crashes_and_reopenings() {
+fn a_nodes_logs_hold_what_a_map_holds_through_crashes() {
     let first = from_env("COLLIE_SEED", 1);
     for seed in first..first + from_env("COLLIE_RUNS", 18) {
         println!("COLLIE_SEED={seed} COLLIE_RUNS=1 replays this program");

@@ -85,7 +85,7 @@ fn until(what: &str, done: impl Fn() -> bool) {
 }
 
 #[test]
-fn entries_can_be_read_at_once_and_are_called_back_when_they_are_on_the_device() {
+fn entries_can_be_read_at_once_and_called_back_when_durable() {
     let device = SimDevice::new(1);
     let log = open(&device);
     let task = run(&log);

@@ -23,7 +23,7 @@ fn refusal(now: u64, change: impl FnOnce(&TlsFiles, &Authority)) -> (TlsError, S
 }
 
 #[test]
-fn a_good_certificate_is_taken_for_any_address_and_says_how_long_it_holds() {
+fn a_good_certificate_is_taken_for_any_address() {
     let held = Held::of(&Authority::new("ours"));
     assert_eq!(
         held.network.validity().to_string(),
@@ -151,7 +151,7 @@ fn a_key_that_others_can_read_is_refused() {
 }
 
 #[test]
-fn a_certificate_of_another_ca_is_refused_even_where_the_cas_have_one_name() {
+fn a_certificate_of_another_ca_of_the_same_name_is_refused() {
     for name in ["another", "ours"] {
         let (error, text) = refusal(NOW, |files, _| put(&files.ca, &Authority::new(name).pem));
         says(
@@ -167,7 +167,7 @@ fn a_certificate_of_another_ca_is_refused_even_where_the_cas_have_one_name() {
 }
 
 #[test]
-fn a_certificate_that_has_ended_or_does_not_hold_yet_is_refused_with_its_dates() {
+fn a_certificate_out_of_its_time_is_refused_with_its_dates() {
     let (error, text) = refusal(LATER, |_, _| {});
     says(
         &text,
@@ -186,7 +186,7 @@ fn a_certificate_that_has_ended_or_does_not_hold_yet_is_refused_with_its_dates()
 
 /// Those who verify a certificate do not look at the dates of the CA's.
 #[test]
-fn a_ca_that_has_ended_or_does_not_hold_yet_is_refused_though_the_nodes_certificate_holds() {
+fn a_ca_out_of_its_time_is_refused() {
     let long = |files: &TlsFiles, ca: &Authority| {
         let signed = ca.sign(|params| {
             (params.not_before, params.not_after) = (date_time_ymd(2000, 1, 1), date_time_ymd(2190, 1, 1));

@@ -126,7 +126,7 @@ async fn a_certificate_that_has_ended_is_refused_by_either_side() {
 }
 
 #[tokio::test]
-async fn a_certificate_that_does_not_hold_yet_is_refused_by_either_side() {
+async fn either_side_refuses_a_certificate_that_does_not_hold_yet() {
     let ca = Authority::new("ours");
     let (young, early) = (Held::of(&ca), long_lived(&ca, EARLIER));
     let not_yet = "the peer's certificate holds from 2026-01-01 00:00:00 UTC on, and it is 2025-06-01 00:00:00 UTC here";
@@ -276,7 +276,7 @@ async fn a_process_that_dies_without_a_farewell_ends_its_connection() {
 }
 
 #[tokio::test]
-async fn a_reload_is_used_by_new_connections_and_one_that_fails_changes_nothing() {
+async fn a_reload_that_fails_changes_nothing() {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let node = Held::new(&both(&old, &new), &old.node(), NOW);
     let only_new = Held::of(&new);
@@ -314,7 +314,7 @@ async fn a_reload_is_used_by_new_connections_and_one_that_fails_changes_nothing(
 }
 
 #[tokio::test]
-async fn a_ca_that_a_reload_takes_away_lets_in_no_peer_that_was_connected_before() {
+async fn a_ca_that_a_reload_takes_away_lets_in_no_peer() {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let node = Held::new(&both(&old, &new), &new.node(), NOW);
     let peer = Held::new(&both(&old, &new), &old.node(), NOW);
@@ -331,7 +331,7 @@ async fn a_ca_that_a_reload_takes_away_lets_in_no_peer_that_was_connected_before
 /// A session that is resumed verifies no certificate. The peer's clock stands still: it would go on
 /// as long as it is let in.
 #[tokio::test]
-async fn a_peer_whose_certificate_has_ended_meanwhile_does_not_resume_its_session() {
+async fn a_peer_whose_certificate_has_ended_resumes_no_session() {
     const LAST_HOUR: u64 = NOW + 214 * 86_400 - 3600;
     let ca = Authority::new("ours");
     let clock = clock(LAST_HOUR);

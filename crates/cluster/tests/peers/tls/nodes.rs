@@ -110,7 +110,7 @@ async fn what_nodes_say_cannot_be_read_on_the_way() {
 }
 
 #[tokio::test]
-async fn a_node_without_certificates_and_one_with_them_say_so_on_both_sides() {
+async fn nodes_with_and_without_certificates_say_so_on_both_sides() {
     let secured = start(Held::of(&Authority::new("ours")).network, patient(1)).await;
     let plain = start(PlainTcp, patient(2)).await;
     plain.set_peer(1, secured.address()).unwrap();
@@ -143,7 +143,7 @@ async fn a_node_that_is_refused_for_its_certificate_shows_the_reason() {
 
 /// Silent ones, and some that begin a handshake.
 #[tokio::test]
-async fn strangers_that_do_not_end_their_handshake_keep_no_node_out_and_lose_their_connections() {
+async fn strangers_in_their_handshake_keep_no_node_out() {
     let ca = Authority::new("ours");
     let mut limited = patient(1);
     limited.times.greeting = Duration::from_millis(500);

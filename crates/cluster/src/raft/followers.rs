@@ -19,7 +19,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::ids::{LeaderId, ReplicaId};
-use crate::raft::members::Members;
+use crate::raft::types::Members;
 use crate::transport::wire::NodeId;
 
 /// A follower that has lost entries is shown for so long.

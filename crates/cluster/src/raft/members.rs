@@ -14,42 +14,15 @@ use tokio::time::{Instant, sleep};
 
 use crate::ids::{LeaderId, ReplicaId};
 use crate::raft::commands::{Row, StoredValue, Value};
-use crate::raft::elections::ElectionCause;
-use crate::raft::elections::elected;
+use crate::raft::elections::{ElectionCause, elected};
 use crate::raft::machine::Raft;
 use crate::raft::replica::{Replica, ReplicaError, ReplicaState};
 use crate::raft::running::Running;
-use crate::raft::types::Member;
+use crate::raft::types::{Member, Members};
 use crate::raftlog::StoreError;
 
 /// How often a replica that begins a group asks for votes before it waits as any other does.
 const FIRST_ELECTIONS: usize = 10;
-/// A member that lacks no more entries than this has nearly all.
-const NEARLY: u64 = 64;
-
-/// The members of a group, as its leader knows them.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Members {
-    /// Those that vote. Of a change that is half done: those that will vote.
-    pub voters: BTreeSet<ReplicaId>,
-    /// All, voters included.
-    pub all: BTreeMap<ReplicaId, Member>,
-    /// Whether a change of voters is half done.
-    pub is_joint: bool,
-    /// The index of the leader's last entry.
-    pub last: u64,
-    /// The index of the last entry that each member has; empty where this replica does not lead.
-    pub matched: BTreeMap<ReplicaId, u64>,
-}
-
-impl Members {
-    /// Whether a member has nearly all entries, as the leader knows; elsewhere that is not known.
-    #[must_use]
-    pub fn has_nearly_all(&self, id: ReplicaId) -> bool {
-        let has = self.matched.get(&id).copied().unwrap_or(0);
-        has > 0 && has.saturating_add(NEARLY) >= self.last
-    }
-}
 
 /// The rows of a replica at one moment, as they are applied there, however old that is: of each entry
 /// all or nothing.

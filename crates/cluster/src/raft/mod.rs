@@ -24,9 +24,9 @@ pub use commands::{Row, Value};
 pub use elections::ElectionCause;
 pub use followers::FullDisks;
 pub use machine::{SnapshotBuilder, SnapshotData, open_machine};
-pub use members::{AppliedRows, Members};
+pub use members::AppliedRows;
 pub use options::{GroupLimits, GroupTimes};
 pub use replica::{CommandError, Executed, Replica, ReplicaError, ReplicaOptions, ReplicaState, Rows};
 #[cfg(feature = "testing")]
 pub use types::seed_draws;
-pub use types::{EncodedEffects, Groups, Member};
+pub use types::{EncodedEffects, Groups, Member, Members};

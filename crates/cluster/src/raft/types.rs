@@ -2,6 +2,7 @@
 //! draws that a simulation can repeat.
 
 use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -209,5 +210,32 @@ impl AsyncRuntime for Runtime {
         F: Future<Output = T>,
     {
         self.0.block_on(future)
+    }
+}
+
+/// A member that lacks no more entries than this has nearly all.
+const NEARLY: u64 = 64;
+
+/// The members of a group, as its leader knows them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Members {
+    /// Those that vote. Of a change that is half done: those that will vote.
+    pub voters: BTreeSet<ReplicaId>,
+    /// All, voters included.
+    pub all: BTreeMap<ReplicaId, Member>,
+    /// Whether a change of voters is half done.
+    pub is_joint: bool,
+    /// The index of the leader's last entry.
+    pub last: u64,
+    /// The index of the last entry that each member has; empty where this replica does not lead.
+    pub matched: BTreeMap<ReplicaId, u64>,
+}
+
+impl Members {
+    /// Whether a member has nearly all entries, as the leader knows; elsewhere that is not known.
+    #[must_use]
+    pub fn has_nearly_all(&self, id: ReplicaId) -> bool {
+        let has = self.matched.get(&id).copied().unwrap_or(0);
+        has > 0 && has.saturating_add(NEARLY) >= self.last
     }
 }

@@ -12,13 +12,14 @@ use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::{InitializeError, RaftError};
 use tokio::time::{Instant, sleep};
 
-use crate::ids::{LeaderId, ReplicaId};
+use crate::ids::ReplicaId;
 use crate::raft::commands::{Row, StoredValue, Value};
 use crate::raft::elections::{ElectionCause, elected};
+use crate::raft::error::ReplicaError;
 use crate::raft::machine::Raft;
-use crate::raft::replica::{Replica, ReplicaError, ReplicaState};
+use crate::raft::replica::{Handing, Replica};
 use crate::raft::running::Running;
-use crate::raft::types::{Member, Members};
+use crate::raft::types::{Member, Members, ReplicaState};
 use crate::raftlog::StoreError;
 
 /// How often a replica that begins a group asks for votes before it waits as any other does.
@@ -212,15 +213,6 @@ const PAUSE: u32 = 3;
 /// What serves waits for so long behind entries that most followers have no room for, before these are
 /// withdrawn: there may be room.
 const WITHDRAWN_AFTER: Duration = Duration::from_secs(2);
-
-/// An attempt to hand leadership over.
-pub(super) struct Handing {
-    at: Instant,
-    /// As whose leadership.
-    leader: LeaderId,
-    /// To which replica, if one was found.
-    to: Option<ReplicaId>,
-}
 
 impl Replica {
     /// Hands leadership over to a member that has room, where this replica leads: it has none. Does nothing

@@ -1,8 +1,17 @@
-//! How long anything of a group may take, and how much there may be.
+//! What a replica consists of, how long anything of a group may take, and how much there may be.
 
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use collie_io::Clock;
 use openraft::{Config, SnapshotPolicy};
+use tokio::sync::{Semaphore, watch};
+
+use crate::raft::followers::FullDisks;
+use crate::raftlog::ReplicaLog;
+use crate::replica_store::MachineOptions;
+use crate::transport::Peers;
 
 /// Times of a group. All its replicas have the same.
 #[derive(Debug, Clone)]
@@ -79,4 +88,30 @@ pub(super) fn config(times: &GroupTimes) -> Config {
         state_machine_channel_size: Some(64),
         ..Config::default()
     }
+}
+
+/// What a replica consists of.
+#[derive(Clone)]
+pub struct ReplicaOptions {
+    /// The directory of its state machine, its own.
+    pub dir: PathBuf,
+    /// Its log.
+    pub log: ReplicaLog,
+    /// How its state machine is opened. The replica learns of flushes.
+    pub machine: MachineOptions,
+    /// The node's connections.
+    pub peers: Arc<Peers>,
+    /// The clock that entries are stamped by.
+    pub clock: Arc<dyn Clock>,
+    /// How long anything may take.
+    pub times: GroupTimes,
+    /// How much there may be.
+    pub limits: GroupLimits,
+    /// Of the node: moves when another replica leads, as far as this one knows, when a run of this
+    /// one begins or ends, and when a command that was refused for the moment may begin.
+    pub changes: watch::Sender<u64>,
+    /// Of the node: what its leaders learn of the disks of others.
+    pub full: Arc<FullDisks>,
+    /// Of the node: so many tables are sent to others at a time.
+    pub transfers: Arc<Semaphore>,
 }

@@ -1,69 +1,27 @@
 //! A replica of a group, which is opened again when it fails.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use collie_io::Clock;
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
 use crate::blocking::blocking;
-use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
-use crate::proposals::{Answer, Attempt, Effects, NotOpen, NotSubmitted, Stale};
+use crate::ids::{GroupId, LeaderId, ReplicaId, Vote};
+use crate::proposals::{Answer, Attempt, Effects, NotOpen};
 use crate::raft::commands::{Row, RowChanges, StoredValue, Submitted, Value, answer};
 use crate::raft::elections::Elections;
-use crate::raft::followers::FullDisks;
-use crate::raft::members::Handing;
-use crate::raft::options::{GroupLimits, GroupTimes};
-use crate::raft::running::{Failures, Running, supervise};
-use crate::raft::types::Member;
-use crate::raftlog::{Patience, ReplicaLog, StoreError};
-use crate::replica_store::{FieldError, MachineError, MachineOptions};
+use crate::raft::error::{CommandError, ReplicaError};
+use crate::raft::options::ReplicaOptions;
+use crate::raft::running::{Failures, Now, Running, supervise};
+use crate::raft::types::{Member, ReplicaState};
+use crate::raftlog::Patience;
 use crate::transport::wire::{HandOver, NodeId, Refusal, Request, Response};
-use crate::transport::{Call, Incoming, Peers, Reply};
-
-/// What a replica consists of.
-#[derive(Clone)]
-pub struct ReplicaOptions {
-    /// The directory of its state machine, its own.
-    pub dir: PathBuf,
-    /// Its log.
-    pub log: ReplicaLog,
-    /// How its state machine is opened. The replica learns of flushes.
-    pub machine: MachineOptions,
-    /// The node's connections.
-    pub peers: Arc<Peers>,
-    /// The clock that entries are stamped by.
-    pub clock: Arc<dyn Clock>,
-    /// How long anything may take.
-    pub times: GroupTimes,
-    /// How much there may be.
-    pub limits: GroupLimits,
-    /// Of the node: moves when another replica leads, as far as this one knows, when a run of this
-    /// one begins or ends, and when a command that was refused for the moment may begin.
-    pub changes: watch::Sender<u64>,
-    /// Of the node: what its leaders learn of the disks of others.
-    pub full: Arc<FullDisks>,
-    /// Of the node: so many tables are sent to others at a time.
-    pub transfers: Arc<Semaphore>,
-}
-
-/// What a replica is doing.
-#[derive(Clone)]
-pub(super) enum Now {
-    Opening,
-    /// It cannot be opened before there is room on a disk.
-    NoRoom(String),
-    Running(Arc<Running>),
-    /// It failed too often, and is opened no more.
-    Quarantined(String),
-    Closed,
-}
+use crate::transport::{Call, Incoming, Reply};
 
 /// A member of a group on this node. It runs until it is [closed](Self::close) or dropped.
 pub struct Replica {
@@ -80,102 +38,6 @@ pub struct Replica {
     stands: AtomicBool,
     has_room_for_vote: AtomicBool,
     supervisor: Mutex<Option<JoinHandle<()>>>,
-}
-
-/// What raft knows of a replica.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ReplicaState {
-    /// Who leads, as far as it knows.
-    pub leader: Option<ReplicaId>,
-    /// Whether it leads, as far as it knows.
-    pub leads: bool,
-    /// Whom it has voted for.
-    pub vote: LeaderId,
-    /// The index of the last entry of its log.
-    pub last: Option<u64>,
-    /// The last entry that is applied.
-    pub applied: Option<EntryId>,
-    /// The index that its snapshot reaches.
-    pub snapshot: Option<u64>,
-    /// The index up to which its log is purged.
-    pub purged: Option<u64>,
-}
-
-/// A replica cannot be opened, or does not run.
-#[derive(Debug, Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReplicaError {
-    /// Its state machine.
-    #[error(transparent)]
-    Machine(#[from] MachineError),
-    /// Raft refuses, or has ended.
-    #[error("replica {replica}: {problem}")]
-    Raft {
-        /// The replica.
-        replica: ReplicaId,
-        /// Why.
-        problem: String,
-    },
-    /// It is being opened, or was closed.
-    #[error("replica {replica} does not run at the moment")]
-    NotRunning {
-        /// The replica.
-        replica: ReplicaId,
-    },
-    /// It failed too often.
-    #[error(
-        "replica {replica} has failed too often and is opened no more ({problem}); remove the cause, and start the node \
-         again"
-    )]
-    Quarantined {
-        /// The replica.
-        replica: ReplicaId,
-        /// Its last failure.
-        problem: String,
-    },
-}
-
-/// A command that was not submitted: it has no effect, and never will.
-#[derive(Debug, Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum CommandError {
-    /// The replica does not lead, or cannot take commands yet.
-    #[error(transparent)]
-    NotOpen(#[from] NotOpen),
-    /// What it was evaluated on does not hold any more. It is evaluated anew.
-    #[error(transparent)]
-    Stale(#[from] Stale),
-    /// Too many proposals wait.
-    #[error(transparent)]
-    NotSubmitted(NotSubmitted),
-    /// The log is full.
-    #[error(transparent)]
-    Log(#[from] StoreError),
-    /// So many replicas take no entries, as their disks are full, that none can be committed.
-    #[error(
-        "BUSY the disks of so many replicas of this partition are full that nothing can be committed: make room on \
-         them, and the writes go on by themselves"
-    )]
-    MostFull,
-    /// The table cannot be read.
-    #[error(transparent)]
-    Table(#[from] collie_db::Error),
-    /// Its effects are too large.
-    #[error("the effects of a command: {0}")]
-    Effects(#[from] FieldError),
-    /// The replica does not run.
-    #[error(transparent)]
-    Replica(#[from] ReplicaError),
-}
-
-impl From<NotSubmitted> for CommandError {
-    fn from(error: NotSubmitted) -> Self {
-        match error {
-            NotSubmitted::Stale(stale) => Self::Stale(stale),
-            NotSubmitted::Full => Self::NotSubmitted(error),
-        }
-    }
 }
 
 /// The rows as a command finds them.
@@ -518,4 +380,13 @@ impl Replica {
             problem: error.to_string(),
         })
     }
+}
+
+/// An attempt to hand leadership over.
+pub(super) struct Handing {
+    pub(super) at: Instant,
+    /// As whose leadership.
+    pub(super) leader: LeaderId,
+    /// To which replica, if one was found.
+    pub(super) to: Option<ReplicaId>,
 }

@@ -20,16 +20,16 @@ use crate::proposals::{Attempt, Stale};
 use crate::raft::batching::BESIDE_EFFECTS;
 use crate::raft::commands::{Commands, RowChanges, count as changed};
 use crate::raft::elections::{ElectionCause, Elections, Quorum, elected};
+use crate::raft::error::{CommandError, ReplicaError};
 use crate::raft::followers::Followers;
 use crate::raft::machine::{Raft, Served, open_machine};
 use crate::raft::messages::{from_vote_response, to_transfer, to_vote_request};
 use crate::raft::network::ReplicaLinks;
-use crate::raft::options::config;
-use crate::raft::replica::{CommandError, Now, ReplicaError, ReplicaOptions, ReplicaState};
+use crate::raft::options::{ReplicaOptions, config};
 use crate::raft::snapshots::{self, Receiving};
 use crate::raft::tasks;
 use crate::raft::tasks::purge;
-use crate::raft::types::{Groups, from_leader, from_log_id};
+use crate::raft::types::{Groups, ReplicaState, from_leader, from_log_id};
 use crate::raftlog::{Holding, Purpose, Reserved};
 use crate::replica_store::Machine;
 use crate::replica_store::effects::EffectsBuf;
@@ -558,4 +558,16 @@ async fn pause(time: Duration, stop: &mut watch::Receiver<bool>) {
         _ = stop.wait_for(|stop| *stop) => {}
         () = sleep(time) => {}
     }
+}
+
+/// What a replica is doing.
+#[derive(Clone)]
+pub(super) enum Now {
+    Opening,
+    /// It cannot be opened before there is room on a disk.
+    NoRoom(String),
+    Running(Arc<Running>),
+    /// It failed too often, and is opened no more.
+    Quarantined(String),
+    Closed,
 }

@@ -239,3 +239,23 @@ impl Members {
         has > 0 && has.saturating_add(NEARLY) >= self.last
     }
 }
+
+/// What raft knows of a replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReplicaState {
+    /// Who leads, as far as it knows.
+    pub leader: Option<ReplicaId>,
+    /// Whether it leads, as far as it knows.
+    pub leads: bool,
+    /// Whom it has voted for.
+    pub vote: LeaderId,
+    /// The index of the last entry of its log.
+    pub last: Option<u64>,
+    /// The last entry that is applied.
+    pub applied: Option<EntryId>,
+    /// The index that its snapshot reaches.
+    pub snapshot: Option<u64>,
+    /// The index up to which its log is purged.
+    pub purged: Option<u64>,
+}

@@ -1,0 +1,82 @@
+//! Why a replica cannot do what it is asked, and why a command is not executed.
+
+use crate::ids::ReplicaId;
+use crate::proposals::{NotOpen, NotSubmitted, Stale};
+use crate::raftlog::StoreError;
+use crate::replica_store::{FieldError, MachineError};
+
+/// A replica cannot be opened, or does not run.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplicaError {
+    /// Its state machine.
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    /// Raft refuses, or has ended.
+    #[error("replica {replica}: {problem}")]
+    Raft {
+        /// The replica.
+        replica: ReplicaId,
+        /// Why.
+        problem: String,
+    },
+    /// It is being opened, or was closed.
+    #[error("replica {replica} does not run at the moment")]
+    NotRunning {
+        /// The replica.
+        replica: ReplicaId,
+    },
+    /// It failed too often.
+    #[error(
+        "replica {replica} has failed too often and is opened no more ({problem}); remove the cause, and start the node \
+         again"
+    )]
+    Quarantined {
+        /// The replica.
+        replica: ReplicaId,
+        /// Its last failure.
+        problem: String,
+    },
+}
+
+/// A command that was not submitted: it has no effect, and never will.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommandError {
+    /// The replica does not lead, or cannot take commands yet.
+    #[error(transparent)]
+    NotOpen(#[from] NotOpen),
+    /// What it was evaluated on does not hold any more. It is evaluated anew.
+    #[error(transparent)]
+    Stale(#[from] Stale),
+    /// Too many proposals wait.
+    #[error(transparent)]
+    NotSubmitted(NotSubmitted),
+    /// The log is full.
+    #[error(transparent)]
+    Log(#[from] StoreError),
+    /// So many replicas take no entries, as their disks are full, that none can be committed.
+    #[error(
+        "BUSY the disks of so many replicas of this partition are full that nothing can be committed: make room on \
+         them, and the writes go on by themselves"
+    )]
+    MostFull,
+    /// The table cannot be read.
+    #[error(transparent)]
+    Table(#[from] collie_db::Error),
+    /// Its effects are too large.
+    #[error("the effects of a command: {0}")]
+    Effects(#[from] FieldError),
+    /// The replica does not run.
+    #[error(transparent)]
+    Replica(#[from] ReplicaError),
+}
+
+impl From<NotSubmitted> for CommandError {
+    fn from(error: NotSubmitted) -> Self {
+        match error {
+            NotSubmitted::Stale(stale) => Self::Stale(stale),
+            NotSubmitted::Full => Self::NotSubmitted(error),
+        }
+    }
+}

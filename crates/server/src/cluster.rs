@@ -13,6 +13,9 @@
 //! 4. [`Evaluation::finish`] submits what it changes, all at once, and unlocks the rows. The reply is
 //!    kept until [`Settling`] says that it holds.
 //!
+//! A command that changes nothing, and has no unanswered command of its connection before it, reads what the
+//! leader has applied ([`Partition::applied`]), without locks. [`Partition::confirm`] says whether that holds.
+//!
 //! Rows are the engine's form of keys and values: users' keys and their index by expiry, as in
 //! `docs/design/formats/values.md`. All rows of one command are in one slot.
 

@@ -239,11 +239,11 @@ fn partition_of(exec: &Exec<'_>, rows: &[&Command], queue: &Queue) -> Result<Opt
         keys.flat_map(|keys| keys.of(kept.request()))
     });
     let watched = || exec.session.watched.keys().map(|(_, key, _)| key);
-    let may_be_old = watched().next().is_none()
+    let only_reads = watched().next().is_none()
         && rows
             .iter()
             .all(|command| command.keys.is_empty() || command.is_read());
-    Asked::keys(named.chain(watched()), may_be_old)
+    Asked::keys(named.chain(watched()), only_reads)
 }
 
 /// The rows of the queued commands. The session stores requests only, and each of these was found

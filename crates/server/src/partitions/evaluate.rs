@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cluster::{Cluster, Refused, Route, slot_of};
+use crate::cluster::{Cluster, Leadership, Partition, Refused, Route, slot_of};
 use crate::cost::Aside;
 use crate::data::value;
 use crate::exec::{Exec, Flow, Later, Noted, Outcome, Transaction};
@@ -29,8 +29,8 @@ pub(crate) struct Asked {
     slot: u16,
     /// In the engine's form, sorted.
     rows: Arc<[Vec<u8>]>,
-    /// Whether a replica that lags behind may answer.
-    may_be_old: bool,
+    /// Whether the commands change nothing.
+    only_reads: bool,
 }
 
 impl Asked {
@@ -40,7 +40,7 @@ impl Asked {
     /// They are not all in one slot.
     pub(crate) fn keys<'k>(
         keys: impl Iterator<Item = &'k [u8]>,
-        may_be_old: bool,
+        only_reads: bool,
     ) -> Result<Option<Asked>, Failure> {
         let mut slot = None;
         let mut rows = Vec::new();
@@ -58,7 +58,7 @@ impl Asked {
         Ok(slot.map(|slot| Asked {
             slot,
             rows: rows.into(),
-            may_be_old,
+            only_reads,
         }))
     }
 }
@@ -100,8 +100,10 @@ pub(crate) fn evaluate<'a>(
     let Some(partitions) = &shared.partitions else {
         return Err("ERR internal error: there is no cluster".into());
     };
+    let mut is_first = true;
     retried(exec, &*partitions.cluster, asked.slot, |exec| {
-        attempt(exec, &*partitions.cluster, asked, &mut work)
+        let is_first = std::mem::take(&mut is_first);
+        attempt(exec, &*partitions.cluster, (asked, is_first), &mut work)
     })
 }
 
@@ -174,17 +176,23 @@ fn retried<'a>(
 fn attempt<'a>(
     exec: &mut Exec<'a>,
     cluster: &dyn Cluster,
-    asked: &Asked,
+    (asked, is_first): (&Asked, bool),
     work: &mut impl FnMut(&mut Exec<'a>) -> Outcome,
 ) -> Result<Outcome, Halt> {
     let rows = Arc::clone(&asked.rows);
     let transaction = match cluster.route(asked.slot) {
-        Route::Here(partition) => {
-            let patience = if exec.may_block { ROW_WAIT } else { Duration::ZERO };
-            let locked: Vec<&[u8]> = rows.iter().map(Vec::as_slice).collect();
-            let evaluation = partition.begin(asked.slot, &locked, patience)?;
-            PartitionTransaction::leading(evaluation, asked.slot, rows)
-        }
+        Route::Here(partition) => match reads_alone(exec, asked, &*partition).filter(|_| is_first) {
+            Some(leadership) => {
+                let applied = partition.applied()?;
+                PartitionTransaction::applied((partition, leadership), applied, asked.slot, rows)
+            }
+            None => {
+                let patience = if exec.may_block { ROW_WAIT } else { Duration::ZERO };
+                let locked: Vec<&[u8]> = rows.iter().map(Vec::as_slice).collect();
+                let evaluation = partition.begin(asked.slot, &locked, patience)?;
+                PartitionTransaction::leading(evaluation, asked.slot, rows)
+            }
+        },
         elsewhere => {
             let replica = Some(asked.slot).filter(|_| is_replica_enough(exec, cluster, asked));
             match (replica.and_then(|slot| cluster.replica(slot)), elsewhere) {
@@ -215,9 +223,17 @@ fn attempt<'a>(
     Ok(done)
 }
 
+/// Who leads, where a command reads what its leader has applied, without locks: one that changes nothing, and
+/// has no command of its connection before it whose reply waits. All that was answered is applied, so that
+/// it sees that. Where that is not enough, as a key was found expired, it is evaluated at the second attempt.
+fn reads_alone(exec: &Exec<'_>, asked: &Asked, partition: &dyn Partition) -> Option<Leadership> {
+    let is_alone = asked.only_reads && exec.session.unsettled.is_empty();
+    is_alone.then(|| partition.leadership())?
+}
+
 /// Whether the client has asked for reads of replicas (`READONLY`), and this is one.
 fn is_replica_enough(exec: &Exec<'_>, cluster: &dyn Cluster, asked: &Asked) -> bool {
-    asked.may_be_old && exec.session.reads_replicas && cluster.replica(asked.slot).is_some()
+    asked.only_reads && exec.session.reads_replicas && cluster.replica(asked.slot).is_some()
 }
 
 fn moved(slot: u16, addr: std::net::SocketAddr) -> Failure {

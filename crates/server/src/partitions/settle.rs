@@ -53,6 +53,11 @@ impl Unsettled {
         !self.earlier.is_empty()
     }
 
+    /// Whether no reply waits, the current command's or an earlier one's.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.current.is_empty() && self.earlier.is_empty()
+    }
+
     /// Whether there are so many that they are to be sent.
     pub(crate) fn is_full(&self) -> bool {
         self.earlier.len() >= UNSETTLED_MAX

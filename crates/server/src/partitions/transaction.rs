@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use collie_db::Value;
 
-use crate::cluster::{Applied, Evaluation, Leadership, Refused, Settling};
+use crate::cluster::{Applied, Evaluation, Leadership, Partition, Refused, Settling};
 use crate::data::watch::Watching;
 use crate::exec_batch::Pending;
 use crate::session::Shared;
@@ -40,7 +40,17 @@ enum Source {
         applied: Box<dyn Applied>,
         slot: u16,
         now_ms: u64,
+        /// That replica, where it must have led since then.
+        leads: Option<Leads>,
     },
+}
+
+/// A replica whose leadership is confirmed behind what was read.
+struct Leads {
+    partition: Arc<dyn Partition>,
+    since: Leadership,
+    /// Whether a key was found expired: that all later leaders find it so takes an evaluation.
+    found_expired: bool,
 }
 
 impl PartitionTransaction {
@@ -51,6 +61,27 @@ impl PartitionTransaction {
         rows: Arc<[Vec<u8>]>,
     ) -> PartitionTransaction {
         PartitionTransaction::new(Source::Leader { evaluation, slot }, rows)
+    }
+
+    /// On what the replica that leads has applied, without locks; for commands that only read. Who leads was
+    /// asked before the rows were taken.
+    pub(crate) fn applied(
+        (partition, since): (Arc<dyn Partition>, Leadership),
+        applied: Box<dyn Applied>,
+        slot: u16,
+        rows: Arc<[Vec<u8>]>,
+    ) -> PartitionTransaction {
+        let source = Source::Replica {
+            applied,
+            slot,
+            now_ms: partition.now_ms(),
+            leads: Some(Leads {
+                partition,
+                since,
+                found_expired: false,
+            }),
+        };
+        PartitionTransaction::new(source, rows)
     }
 
     /// On a replica that may lag behind; for commands that only read.
@@ -64,6 +95,7 @@ impl PartitionTransaction {
             applied,
             slot,
             now_ms,
+            leads: None,
         };
         PartitionTransaction::new(source, rows)
     }
@@ -91,7 +123,7 @@ impl PartitionTransaction {
     pub(crate) fn leadership(&self) -> Option<Leadership> {
         match &self.source {
             Source::Leader { evaluation, .. } => Some(evaluation.leadership()),
-            Source::Replica { .. } => None,
+            Source::Replica { leads, .. } => leads.as_ref().map(|leads| leads.since),
         }
     }
 
@@ -110,19 +142,22 @@ impl PartitionTransaction {
         if let Some(changed) = self.pending.changes.get(row) {
             return Ok(changed.clone());
         }
+        self.must_settle = true;
         match &mut self.source {
-            Source::Leader { evaluation, .. } => {
-                self.must_settle = true;
-                evaluation.get(row)
-            }
+            Source::Leader { evaluation, .. } => evaluation.get(row),
             Source::Replica { applied, slot, .. } => applied.get(*slot, row),
         }
     }
 
     /// Says that a key was found expired.
     pub(crate) fn expired(&mut self, expiry_ms: u64) {
-        if let Source::Leader { evaluation, .. } = &mut self.source {
-            evaluation.expired(expiry_ms);
+        match &mut self.source {
+            Source::Leader { evaluation, .. } => evaluation.expired(expiry_ms),
+            Source::Replica { leads, .. } => {
+                if let Some(leads) = leads {
+                    leads.found_expired = true;
+                }
+            }
         }
     }
 
@@ -152,12 +187,19 @@ impl PartitionTransaction {
     /// refused after that, a watch is marked in vain, which is allowed.
     pub(crate) fn finish(self, shared: &Shared, commit: bool) -> Result<Option<Settling>, Refused> {
         let pending = if commit { self.pending } else { Pending::default() };
-        let Source::Leader { evaluation, slot } = self.source else {
-            if !pending.changes.is_empty() {
+        let (evaluation, slot) = match self.source {
+            Source::Leader { evaluation, slot } => (evaluation, slot),
+            Source::Replica { .. } if !pending.changes.is_empty() => {
                 let text = "ERR internal error: a command that only reads has changed a key";
                 return Err(Refused::Text(text.to_owned()));
             }
-            return Ok(None);
+            Source::Replica { leads, .. } => {
+                let leads = leads.filter(|_| self.must_settle);
+                if leads.as_ref().is_some_and(|leads| leads.found_expired) {
+                    return Err(Refused::Stale);
+                }
+                return Ok(leads.map(|leads| leads.partition.confirm(leads.since, None)));
+            }
         };
         if pending.changes.is_empty() && !self.must_settle {
             return Ok(None);

@@ -39,7 +39,8 @@ pub(crate) struct FakePartition {
     unlocked: Condvar,
     /// Whether replies settle.
     gate: watch::Sender<bool>,
-    /// Evaluations that were finished, and how many were when each read was first polled.
+    /// Evaluations, and reads without one, that were finished; and how many were when each read was first
+    /// polled.
     pub(crate) finished: AtomicUsize,
     pub(crate) polled_at: Mutex<Vec<usize>>,
     /// How far the clock of evaluations is ahead, in milliseconds.
@@ -569,7 +570,8 @@ impl Partition for FakePartition {
             false => Settled::TryAgain,
         };
         drop(state);
-        self.settling(fate, None)
+        self.finished.fetch_add(1, Ordering::SeqCst);
+        self.settling(fate, self.me.upgrade())
     }
 }
 

@@ -52,6 +52,22 @@ fn replies_are_held_until_they_settle_and_come_in_order() {
 }
 
 #[test]
+fn a_read_behind_a_write_of_its_connection_finds_it() {
+    let node = node(4);
+    let mut client = node.client();
+    assert_eq!(client.line("SET a 1"), "+OK\r\n");
+    node.fake.hold();
+    client.send(&pipeline(&["SET a 2", "GET a"]));
+    // Alone in its pipeline, and yet behind a write that is not answered.
+    client.send(&pipeline(&["GET a"]));
+    assert!(client.is_silent_for(Duration::from_millis(100)));
+    node.fake.release();
+    for expected in ["+OK\r\n", "$1\r\n2\r\n", "$1\r\n2\r\n"] {
+        assert_eq!(reply(&mut client), expected);
+    }
+}
+
+#[test]
 fn a_command_that_was_not_executed_answers_tryagain_and_what_follows_is_answered() {
     let node = node(4);
     let mut client = node.client();

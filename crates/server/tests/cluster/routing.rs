@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use collie_server::cluster::{Refused, slot_of};
+use collie_server::cluster::{Refused, Settled, slot_of};
 
 use crate::fake::Role;
 use crate::support::wait_for;
@@ -101,7 +101,7 @@ fn a_partition_that_takes_no_commands_is_waited_for() {
     let node = node(1);
     let partition = node.fake.of("a").clone();
     let mut client = node.client();
-    for (line, expected) in [("INCR a", ":1\r\n"), ("GET a", "$1\r\n1\r\n")] {
+    for (line, expected) in [("INCR a", ":1\r\n"), ("GETSET a 1", "$1\r\n1\r\n")] {
         partition.refuse_begin(Refused::NotNow, 1_000_000);
         let begun = partition.begun();
         client.send(&pipeline(&["PING", line]));
@@ -126,7 +126,7 @@ fn a_command_that_waits_does_not_delay_the_shutdown() {
     let node = node(1);
     node.fake.of("a").refuse_begin(Refused::NotNow, 1_000_000);
     let mut client = node.client();
-    client.send(&pipeline(&["GET a"]));
+    client.send(&pipeline(&["INCR a"]));
     wait_for("it waits", || node.fake.waiting() == 1);
     // The server ends at once although a command waits.
     let crate::Node { server, .. } = node;
@@ -173,6 +173,24 @@ fn a_key_that_is_locked_delays_only_the_commands_on_it() {
     for expected in ["+OK\r\n", "+OK\r\n", "$1\r\n1\r\n"] {
         assert_eq!(reply(&mut client), expected);
     }
+}
+
+#[test]
+fn a_read_that_is_alone_locks_nothing_and_is_confirmed() {
+    let node = node(1);
+    let partition = node.fake.of("a").clone();
+    let mut client = node.client();
+    assert_eq!(client.line("MSET a 1 {a}b 2"), "+OK\r\n");
+    partition.lock("a");
+    let begun = partition.begun();
+    assert_eq!(client.line("GET a"), "$1\r\n1\r\n");
+    assert_eq!(client.line("MGET a {a}b"), "*2\r\n$1\r\n1\r\n$1\r\n2\r\n");
+    assert_eq!(client.line("EXISTS a nothing{a}"), ":1\r\n");
+    assert_eq!(partition.begun(), begun);
+    partition.set_confirm(Settled::TryAgain);
+    let refused = client.line("GET a");
+    assert!(refused.starts_with("-TRYAGAIN "), "{refused}");
+    partition.unlock("a");
 }
 
 #[test]

@@ -90,23 +90,23 @@ async fn catch_up(inner: &Arc<ClusterInner>, replica: &Replica) -> bool {
 
 /// The map, if it has another epoch than the one that is known.
 fn read(rows: &AppliedRows, epoch: Option<u64>) -> Result<Option<Map>, String> {
-    enum Unread {
+    enum UnreadTable {
         Table(collie_db::Error),
         Map(MapError),
     }
-    impl From<MapError> for Unread {
+    impl From<MapError> for UnreadTable {
         fn from(error: MapError) -> Self {
             Self::Map(error)
         }
     }
-    let get = |key| rows.get(&row(key)).map_err(Unread::Table);
+    let get = |key| rows.get(&row(key)).map_err(UnreadTable::Table);
     let now = Map::read_epoch(get).and_then(|now| match now == epoch {
         true => Ok(None),
         false => Map::read(get),
     });
     now.map_err(|error| match error {
-        Unread::Table(error) => error.to_string(),
-        Unread::Map(error) => error.to_string(),
+        UnreadTable::Table(error) => error.to_string(),
+        UnreadTable::Map(error) => error.to_string(),
     })
 }
 

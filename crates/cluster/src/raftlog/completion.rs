@@ -14,11 +14,11 @@ pub(super) type Done = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 /// What waits, by the LSN that it waits for.
 #[derive(Default)]
 pub(super) struct Completion {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<WaitingCallbacks>,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct WaitingCallbacks {
     heap: BinaryHeap<Reverse<Item>>,
     /// Counts the items: those of one LSN are called in their order.
     added: u64,

@@ -1,7 +1,7 @@
 //! The files of a snapshot, for a replica that has to learn them, and their description: how far the tables
 //! are, and each file.
 //!
-//! The layout of the description is ours, little-endian, and drawn in `docs/format/cluster.md`.
+//! The layout of the description is ours, little-endian, and drawn in `docs/design/formats/cluster.md`.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -354,13 +354,13 @@ pub(super) struct Pending {
 
 #[derive(Debug, Default)]
 struct Waitings {
-    by_request: BTreeMap<u64, Waiting>,
+    by_request: BTreeMap<u64, PendingRequest>,
     /// Why no answer will come any more.
     ended: Option<End>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct PendingRequest {
     kind: Kind,
     group: GroupId,
     from: ReplicaId,
@@ -402,7 +402,7 @@ impl Pending {
             request,
             ..
         } = frame;
-        let waiting = Waiting {
+        let waiting = PendingRequest {
             kind: frame.message.kind(),
             group,
             from,

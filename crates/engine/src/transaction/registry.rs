@@ -5,7 +5,7 @@
 //! Whether a key was written since a snapshot is decided by the LSN of its newest entry, which a
 //! table keeps too. But a compaction into the last level drops tombstones, and then a key that
 //! never existed cannot be distinguished from one that was put and removed since. The table library
-//! does that whatever the watermark (docs/decisions/0008). So a flush notes here the keys that it
+//! does that whatever the watermark (docs/design/decisions/0008). So a flush notes here the keys that it
 //! removes, before its tables replace the memtable in the view, as long as a transaction is open
 //! whose snapshot may be older.
 //!

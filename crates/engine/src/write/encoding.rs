@@ -9,7 +9,7 @@
 //! Its frames are its parts, and the last one, with which they count. A part names the commit by
 //! the LSN of its first part, so that two commits whose parts alternate in the log are told apart,
 //! and has a piece of the operations, cut anywhere. The last frame says how many parts and bytes
-//! there must be, and which families they write. docs/format/engine.md draws both.
+//! there must be, and which families they write. docs/design/formats/engine.md draws both.
 
 #[cfg(test)]
 mod fuzz;

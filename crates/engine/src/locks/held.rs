@@ -80,7 +80,7 @@ impl<T: Deref<Target = LockTable>> Held<T> {
         }
     }
 
-    /// Locks that do not count in [`LockCounters::held_ns`].
+    /// Locks that do not count in [`LockCounters::held_ns`](crate::locks::table::LockCounters::held_ns).
     pub(crate) fn untimed(table: T, owner: Arc<Owner>) -> Self {
         let mut held = Self::new(table, owner);
         held.is_timed = false;

@@ -23,7 +23,7 @@ const SEARCHED_FOR_EACH: usize = 8;
 /// A family, shared by its handles, the store and the background threads. What never changes is
 /// read through plain accessors; what does changes by rotation, publication and withdrawal alone.
 pub(crate) struct FamilyState {
-    /// The id of the [`Store`] that it belongs to.
+    /// The id of the [`Store`](crate::store::Store) that it belongs to.
     store_id: u64,
     id: u32,
     name: Arc<str>,

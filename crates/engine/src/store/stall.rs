@@ -26,7 +26,7 @@ pub enum Stall {
 /// A family's write stall.
 #[derive(Default)]
 pub(crate) struct StallState {
-    /// A [`Stall`], which only [`Store::update_stall`] changes.
+    /// A [`Stall`], which only [`Store::update_stall`](crate::store::Store::update_stall) changes.
     stall: AtomicU8,
     /// Delays of writes that were too short for a sleep, and that are not slept yet.
     pot_ns: AtomicU64,

@@ -104,12 +104,12 @@ impl Db {
     ///
     /// From the first on, or the first [`Db::lock_rows`] or [`Db::lock_families`], writes outside
     /// of transactions take row locks too, until they are applied, and may fail with the errors of
-    /// locks ([`Error::LockTimeout`](crate::Error::LockTimeout),
-    /// [`Error::Deadlock`](crate::Error::Deadlock),
-    /// [`Error::TooManyLocks`](crate::Error::TooManyLocks)).
+    /// locks ([`Error::LockTimeout`],
+    /// [`Error::Deadlock`],
+    /// [`Error::TooManyLocks`]).
     ///
     /// # Errors
-    /// [`Error::Closed`](crate::Error::Closed), and the error with which writes are refused, if
+    /// [`Error::Closed`], and the error with which writes are refused, if
     /// they are.
     pub fn transaction(&self, options: TransactionOptions) -> Result<Transaction> {
         Transaction::begin(self, options)

@@ -1,4 +1,35 @@
 //! A store's state, shared by its handles and its background threads.
+//!
+//! # Order of the locks
+//!
+//! A thread that has one of these may take those below it, and none above.
+//!
+//! | | lock | held | several at once |
+//! |---|---|---|---|
+//! | 1 | `Health::directory` | for reading by calls that write to the directory on their caller's thread; for writing by `close` | |
+//! | 2 | `External::turn` | while an external journal's commit is applied, or all tables are replaced | |
+//! | 3 | `FamilyState::flushing` | by the flush of a family, until it is recorded | in the order of the families' names; an idle family's is only tried |
+//! | 4 | `FamilyState::compacting` | by the compaction of a family | never |
+//! | 5 | `Families::manifest` | from reading the manifest until memory agrees with it | |
+//! | 6 | `FamilyState::publish` | from registering or pinning a version until it is in the view | never |
+//! | 7 | an appender of `Appenders` | from before the reservation until the commit is applied | never |
+//! | 8 | `FamilyState::edit` | while the view is replaced; a commit waits for it during a rotation | by a large commit, in the order of the families' ids |
+//! | 9 | `Pipeline::system` | while a mark is appended | |
+//! | 10 | `StoppedWriters::checking` | from the check of a stall until a writer waits | |
+//! | 11 | `Families::named` | while families are looked up, or one is published | |
+//!
+//! No thread has 4 and 5 together, nor 5 or 6 and 7. A rotation takes 8 and then 9; a thread with 7
+//! waits at 8, so no thread waits for 7 with 8. A failure is noted ([`Store::fail`]) with any of
+//! 2 to 9, and takes 10.
+//!
+//! Below all of these, and with nothing of the engine's below them but what is named: the queues
+//! of tasks and of the thread pool (one after the other), `StoreReserve`'s file (it calls the log),
+//! `Visible::generation`, `AllViews::edit`, `Gaps::edit`, `WalState::large`, `Registry::open`,
+//! `Families::dropped`, `Health::cause`, `Storage`, a bucket's mutex (then the directory's and the
+//! spare chunks'), and a tree's version lock (then its orphans and what is verified).
+//!
+//! `Budget::sealing` is only tried. Who has it takes 8 to 11 of each store that shares it. The lock
+//! table has an order of its own (`locks/table.rs`) and takes none of these.
 
 mod families;
 pub(crate) mod family;

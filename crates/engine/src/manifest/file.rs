@@ -16,6 +16,8 @@ mod external;
 mod fuzz;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod versions;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -325,3 +325,6 @@ fn corrupt<T>(path: PathBuf, offset: u64, expected: String, found: String) -> Re
         found,
     })
 }
+
+#[cfg(test)]
+mod versions;

@@ -7,6 +7,7 @@ mod batches;
 mod common;
 mod concurrent;
 mod deleted;
+mod formats;
 mod full_disk;
 mod idle;
 mod in_doubt;

@@ -478,3 +478,6 @@ impl Volume {
         })
     }
 }
+
+#[cfg(test)]
+mod versions;

@@ -49,6 +49,8 @@
 )]
 
 mod blocking;
+#[cfg(test)]
+mod fixtures;
 mod identity;
 mod ids;
 mod map;

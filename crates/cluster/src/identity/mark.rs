@@ -224,6 +224,19 @@ fn write(device: &dyn Device, dir: &Path, mark: &Mark) -> Result<(), IdentityErr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixtures::fixture;
+
+    #[test]
+    fn a_mark_of_version_1_says_what_was_written() {
+        let mark = Mark {
+            cluster: *b"cluster of tests",
+            node: 300,
+            disk: 2,
+            id: *b"the third disk..",
+        };
+        let bytes = fixture("identity-v1/mark.txt", mark.text().as_bytes());
+        assert_eq!(Mark::parse(std::str::from_utf8(&bytes).unwrap()), Some(mark));
+    }
 
     #[test]
     fn a_mark_reads_as_it_was_written_and_in_no_other_way() {

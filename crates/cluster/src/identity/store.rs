@@ -236,3 +236,85 @@ pub struct NodeIdentity {
     /// 0, for the first entry of the map.
     pub founded: Option<(u8, u16, u8)>,
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+
+    use collie_db::RingMode;
+
+    use super::*;
+    use crate::fixtures::fixture;
+
+    /// What is set is what the file has, and what the file has is read.
+    fn check<T: Debug + PartialEq>(
+        store: &IdentityStore,
+        key: &[u8],
+        value: T,
+        set: impl Fn(&IdentityStore, &T) -> Result<(), IdentityError>,
+        get: impl Fn(&IdentityStore) -> Result<T, IdentityError>,
+    ) {
+        set(store, &value).unwrap();
+        let now = store.family.get(key).unwrap().unwrap();
+        let name = key.split(|byte| *byte == b'/').next().unwrap().escape_ascii();
+        let bytes = fixture(&format!("identity-v1/{name}.bin"), &now);
+        store.family.delete(key).unwrap();
+        store.family.put(key, bytes).unwrap();
+        assert_eq!(get(store).unwrap(), value, "{name}");
+    }
+
+    #[test]
+    fn records_of_version_1_say_what_was_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options {
+            ring: RingMode::Private,
+            reserve_bytes: Some(0),
+            ..Options::default()
+        };
+        let store = IdentityStore::open(dir.path(), options).unwrap();
+        let asked = Asked {
+            token: *b"a token of tests",
+            peer: "192.0.2.1:7001".parse().unwrap(),
+            client: "[2001:db8::2]:6379".parse().unwrap(),
+            disks: vec![*b"the first disk..", *b"the second disk."],
+        };
+        let identity = NodeIdentity {
+            cluster: *b"cluster of tests",
+            node: 300,
+            replica: 70_000,
+            level: 2,
+            asked: asked.clone(),
+            founded: Some((3, 400, 5)),
+        };
+        check(
+            &store,
+            b"asked",
+            Some(asked),
+            |store, asked| store.set_asked(asked.as_ref().unwrap()),
+            IdentityStore::asked,
+        );
+        check(
+            &store,
+            b"identity",
+            Some(identity),
+            |store, identity| store.set_identity(identity.as_ref().unwrap()),
+            IdentityStore::identity,
+        );
+        check(
+            &store,
+            b"clock-off",
+            true,
+            |store, is_off| store.set_clock_off(*is_off),
+            IdentityStore::clock_was_off,
+        );
+        let key = b"replica/\0\0\0\0\0\0\x02\x01";
+        check(
+            &store,
+            key,
+            true,
+            |store, _| store.set_made(513),
+            |store| store.was_made(513),
+        );
+        store.close().unwrap();
+    }
+}

@@ -391,3 +391,55 @@ impl Map {
         self
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+
+    use super::*;
+    use crate::fixtures::fixture;
+
+    fn check<T: Debug + PartialEq + Serialize + DeserializeOwned>(
+        name: &str,
+        key: (&[u8], &[u8]),
+        record: &T,
+    ) {
+        assert_eq!(key.0, key.1);
+        let bytes = fixture(&format!("records-v1/{name}.bin"), &encode(name, record).unwrap());
+        assert_eq!(&decode::<T>(name, &bytes).unwrap(), record);
+    }
+
+    #[test]
+    fn records_of_version_1_say_what_was_written() {
+        let cluster = ClusterRecord {
+            id: *b"cluster of tests",
+            epoch: 1 << 40,
+            level: 2,
+            replicas: 3,
+            partitions: 400,
+            voters: 5,
+            next_node: 600,
+            next_replica: 700_000,
+            next_group: 8,
+        };
+        check("cluster", (&cluster_key(), b"cluster"), &cluster);
+        let node = NodeRecord {
+            number: 9,
+            token: *b"a token of tests",
+            peer: "192.0.2.1:7001".parse().unwrap(),
+            client: "[2001:db8::2]:6379".parse().unwrap(),
+            disks: vec![*b"the first disk..", *b"the second disk."],
+            replica: 1000,
+        };
+        check("node", (&node_key(9), b"node/\0\0\0\0\0\0\0\x09"), &node);
+        let member = |replica, node, disk| MapMember { replica, node, disk };
+        let partition = PartitionRecord {
+            group: 11,
+            first: 12,
+            last: 16_383,
+            members: vec![member(13, 14, 0), member(1500, 16, 1)],
+        };
+        let key = b"partition/\0\0\0\0\0\0\0\x0b";
+        check("partition", (&partition_key(11), key), &partition);
+    }
+}

@@ -655,3 +655,6 @@ mod tests {
         assert!(said(KIND_ENTRIES, &entries).contains("leaves room"));
     }
 }
+
+#[cfg(test)]
+mod versions;

@@ -310,6 +310,7 @@ fn checked(name: &[u8]) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixtures::fixture;
     use crate::ids::{EntryId, LeaderId};
 
     fn description(membership: bool, names: &[&str]) -> Description {
@@ -341,6 +342,34 @@ mod tests {
             assert!((0..bytes.len()).all(|len| Description::decode(&bytes[..len]).is_err()));
             assert!(Description::decode(&[&bytes[..], b"x"].concat()).is_err());
         }
+    }
+
+    #[test]
+    fn a_description_of_version_1_says_what_was_written() {
+        let entry = |term, replica, index| EntryId {
+            leader: LeaderId { term, replica },
+            index,
+        };
+        let file = |name: &str, size, crc32c| Described {
+            name: name.to_owned(),
+            size,
+            crc32c,
+        };
+        let description = Description {
+            position: Position {
+                applied: entry(1, 2, 3),
+                membership: Some(Membership {
+                    id: entry(4, 5, 6),
+                    members: Arc::from(b"the members".as_slice()),
+                }),
+            },
+            files: vec![
+                file("MANIFEST", 512, 0x8765_4321),
+                file("families/0/tables/12", 1 << 40, 7),
+            ],
+        };
+        let bytes = fixture("description-v1.bin", &description.encode());
+        assert_eq!(Description::decode(&bytes).unwrap(), description);
     }
 
     #[test]

@@ -9,6 +9,8 @@ mod ids;
 mod kind;
 mod message;
 mod snapshot;
+#[cfg(test)]
+mod versions;
 
 pub use frame::{FRAME_MAX, Frame, GREETING_MAX, HEAD, decode, encode, frame_len};
 pub use ids::{ClusterId, NodeId, Payload};

@@ -1,0 +1,95 @@
+//! The bodies of the fixtures, one of each kind, and what an entry with effects has in it.
+
+use super::*;
+use crate::fixtures::fixture;
+use crate::ids::LeaderId;
+use crate::replica_store::effects::EffectsBuf;
+use crate::proposals::{Header, Recorded, RunId, Ticket};
+
+const ID: EntryId = EntryId {
+    leader: LeaderId { term: 2, replica: 3 },
+    index: 4,
+};
+
+const TICKET: Ticket = Ticket {
+    run: RunId {
+        leader: LeaderId { term: 5, replica: 6 },
+        run: 7,
+    },
+    n: 8,
+};
+
+fn read(name: &str, body: &Body) {
+    let bytes = fixture(&format!("body-v1/{name}.bin"), &encode(body).unwrap());
+    assert_eq!(&decode(ID, &bytes).unwrap(), body, "{name}");
+}
+
+#[test]
+fn bodies_of_version_1_say_what_was_written() {
+    read("blank", &Body::Blank);
+    let member = |(id, node, disk, address): (_, _, _, &str)| {
+        let address = address.to_owned();
+        (id, Member { node, disk, address })
+    };
+    let members: BTreeMap<ReplicaId, Member> = [
+        (1, 10, 0, "192.0.2.1:7001"),
+        (300, 20, 1, "[2001:db8::1]:7001"),
+        (70_000, 30, 2, "host:7001"),
+    ]
+    .map(member)
+    .into();
+    let voters = vec![BTreeSet::from([1, 300]), BTreeSet::from([300, 70_000])];
+    let members = Membership::new(voters, members).unwrap();
+    read("members", &EntryPayload::Membership(members));
+}
+
+#[test]
+fn an_entry_with_effects_of_version_1_says_what_was_written() {
+    let header = Header {
+        ticket: TICKET,
+        count: 9,
+        base: 10,
+        stamp_ms: 1_700_000_000_123,
+    };
+    let put = Effect::Put {
+        slot: 16_383,
+        key: b"a key",
+        value: b"its value",
+    };
+    let empty = Effect::Put {
+        slot: 0,
+        key: b"",
+        value: b"",
+    };
+    let delete = Effect::Delete {
+        slot: 11,
+        key: b"another",
+    };
+    let count = Effect::Count { slot: 12, delta: -13 };
+    let effects = [put, empty, delete, count];
+    let mut buf = EffectsBuf::default();
+    effects.into_iter().for_each(|effect| buf.push(effect).unwrap());
+    let now = [&header.encode()[..], buf.bytes()].concat();
+    let now = encode(&EntryPayload::Normal(now.into())).unwrap();
+    let bytes = fixture("body-v1/effects.bin", &now);
+    let EntryPayload::Normal(body) = decode(ID, &bytes).unwrap() else {
+        panic!("no effects");
+    };
+    let (read, rest) = Header::decode(&body.bytes).unwrap();
+    assert_eq!(read, header);
+    assert_eq!(effects::decode(rest).unwrap(), effects);
+    // As a file of its own, since both have versions of their own.
+    let bytes = fixture("effects-v1.bin", buf.bytes());
+    assert_eq!(effects::decode(&bytes).unwrap(), effects);
+}
+
+#[test]
+fn a_recorded_position_says_what_was_written() {
+    let recorded = Recorded {
+        ticket: TICKET,
+        index: 14,
+        stamp_ms: 1_700_000_000_456,
+    };
+    let bytes = fixture("body-v1/recorded.bin", &recorded.encode());
+    assert_eq!(Recorded::decode(&bytes).unwrap(), recorded);
+}

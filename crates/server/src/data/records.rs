@@ -217,6 +217,23 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "reads a fixture")]
+    fn a_record_of_version_1_says_what_was_written() {
+        let args = [&b"INCRBY"[..], b"a key", b"42"];
+        let record = Record {
+            resp: 2,
+            time_ms: 1_700_000_000_123,
+            check: 0xd935_923c_350e_8d98,
+            reply: b":43\r\n",
+        };
+        assert_eq!(check_of(args.into_iter()), record.check);
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/once-v1.bin");
+        let bytes = std::fs::read(path).unwrap();
+        assert_eq!(Record::decode(&bytes), Ok(record.clone()));
+        assert_eq!(record.encode(), bytes);
+    }
+
+    #[test]
     fn what_is_counted_is_what_was_added_and_not_removed() {
         let mut count = RecordCount::default();
         count.add(&name(), 22);

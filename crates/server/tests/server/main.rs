@@ -13,6 +13,7 @@ mod connections;
 mod cut_off;
 mod differential;
 mod durability;
+mod formats;
 mod heavy;
 mod in_doubt;
 mod memory;

@@ -125,4 +125,72 @@ mod tests {
         assert!(encode_ring_home(&vec![b'x'; longest]).is_some());
         assert_eq!(encode_ring_home(&vec![b'x'; longest + 1]), None);
     }
+
+    /// The first blocks of rings as they were left by processes that were killed, of each version and
+    /// with the path or without. They are never written again.
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "reads fixtures")]
+    fn ring_headers_of_every_version_say_what_was_written() {
+        let rings = [
+            (
+                "ring-v1",
+                1,
+                0x3528_5102_4075_edee_f38b_dc40_45b8_8a2e,
+                0x3eb8_833c_5f05_eebb_6842_abd3_f4f1_7baf,
+                10_011_864,
+                None,
+            ),
+            (
+                "ring-v2",
+                2,
+                0x7ca5_5ebf_d519_f57c_fed0_ae28_c589_25de,
+                0x3191_ab04_cfb7_3399_2b90_bc19_1347_a9c2,
+                10_011_864,
+                None,
+            ),
+            (
+                "ring-v3",
+                3,
+                0xf84c_1cad_194a_f293_2539_915e_0b12_c19b,
+                0x2288_a97b_30fd_f40b_4f78_3428_5a72_bd91,
+                10_011_864,
+                None,
+            ),
+            (
+                "ring-v3-home",
+                3,
+                0x8c4c_fa59_f1f6_2a2e_4fa2_8a6f_8adb_08ea_u128,
+                0xd1a4_6d39_b08a_36c3_8a89_2231_0c61_2c35_u128,
+                10_011_927,
+                Some(&b"/tmp/fl"[..]),
+            ),
+        ];
+        for (name, version, log_id, incarnation, dir_ino, home) in rings {
+            let path = format!("{}/tests/fixtures/{name}.bin", env!("CARGO_MANIFEST_DIR"));
+            let block = std::fs::read(path).unwrap();
+            assert_eq!(block.len(), BLOCK);
+            let expected = RingHeader {
+                magic: *b"CollieRg",
+                version: version.into(),
+                epoch: 2.into(),
+                log_id: log_id.to_be_bytes(),
+                incarnation: incarnation.to_be_bytes(),
+                boot_id: 0x6c51_4aec_af00_4ec2_9436_888b_331a_565b_u128.to_be_bytes(),
+                dir_dev: 0xfe00.into(),
+                dir_ino: dir_ino.into(),
+                capacity: 8192.into(),
+                start: ((1 << 32) + 888).into(),
+                crc: 0.into(),
+            };
+            let crc = expected.checksum().into();
+            assert_eq!(
+                RingHeader::decode(&block),
+                Ok(RingHeader { crc, ..expected }),
+                "{name}"
+            );
+            assert_eq!(decode_ring_home(&block), home, "{name}");
+            let (written, _) = U64::read_from_prefix(&block[RING_WRITTEN..]).unwrap();
+            assert_eq!(written.get(), (1 << 32) + 1688, "{name}");
+        }
+    }
 }

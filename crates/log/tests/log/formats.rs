@@ -9,10 +9,28 @@
 
 use std::path::{Path, PathBuf};
 
-use collie_log::{Compression, Level, Log, LogOptions, RingMode};
+use collie_log::{Compression, FIRST_LSN, Frame, Level, Log, LogOptions, RingMode};
 
 fn fixture(version: u32) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/log-v{version}"))
+    fixture_at(&format!("log-v{version}"))
+}
+
+fn fixture_at(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy(&entry.path(), &to),
+            false => drop(std::fs::copy(entry.path(), to).unwrap()),
+        }
+    }
 }
 
 fn options() -> LogOptions {
@@ -59,7 +77,7 @@ fn write(dir: &Path) {
 
 #[test]
 fn logs_of_every_format_version_open() {
-    if std::env::var_os("COLLIE_WRITE_FIXTURE").is_some() {
+    if std::env::var_os("COLLIE_WRITE_FIXTURE").is_some() && !fixture(NEWEST).exists() {
         write(&fixture(NEWEST));
     }
     (1..=NEWEST).for_each(opens);
@@ -68,10 +86,7 @@ fn logs_of_every_format_version_open() {
 /// With everything that was written, and goes on in the current format.
 fn opens(version: u32) {
     let dir = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(fixture(version)).unwrap() {
-        let path = entry.unwrap().path();
-        std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
-    }
+    copy(&fixture(version), dir.path());
     let log = Log::open(dir.path(), options()).unwrap();
     assert_eq!(log.recovery().epoch, 3);
     let frames: Vec<_> = log
@@ -89,6 +104,73 @@ fn opens(version: u32) {
     let log = Log::open(dir.path(), options()).unwrap();
     let first = log.recovery().first_frame;
     assert_eq!(log.read(first).unwrap().count() as u64, FRAMES + 1);
+}
+
+const ARCHIVED: &str = "log-v3-archive";
+const IN_ARCHIVE: u64 = 40;
+
+fn with_archive() -> LogOptions {
+    LogOptions {
+        archive_bytes: 1 << 30,
+        reserve_bytes: Some(0),
+        ..options()
+    }
+}
+
+/// Frames that do not compress, some of them in archived segments only.
+fn write_archive(dir: &Path) {
+    let log = Log::open(dir, with_archive()).unwrap();
+    let mut worker = log.worker().unwrap();
+    for n in 0..IN_ARCHIVE {
+        worker.append(1, 2, &archived_payload(n)).unwrap();
+        log.flush(Level::Disk).unwrap();
+        log.retain("test", log.durable());
+    }
+    drop(worker);
+    log.close().unwrap();
+    std::fs::remove_file(dir.join("LOCK")).unwrap();
+}
+
+fn archived_payload(n: u64) -> Vec<u8> {
+    (0..800_u64).map(|at| ((at ^ n) % 251) as u8).collect()
+}
+
+/// An archive of version 3 is read from its first frame on into the live log.
+#[test]
+fn an_archive_is_read_and_goes_on() {
+    let from = fixture_at(ARCHIVED);
+    if std::env::var_os("COLLIE_WRITE_FIXTURE").is_some() && !from.exists() {
+        write_archive(&from);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    copy(&from, dir.path());
+    let archived = std::fs::read_dir(dir.path().join("archive")).unwrap().count();
+    assert_eq!(archived, 1);
+    let log = Log::open(dir.path(), with_archive()).unwrap();
+    let frames = |log: &Log| {
+        log.read(FIRST_LSN)
+            .unwrap()
+            .collect::<Result<Vec<_>, _>>()
+            .unwrap()
+    };
+    let check = |frames: &[Frame]| {
+        for (n, frame) in (0..).zip(frames) {
+            assert_eq!((frame.stream, frame.kind), (1, 2));
+            assert_eq!(frame.payload, archived_payload(n));
+        }
+    };
+    let found = frames(&log);
+    assert_eq!(found.len() as u64, IN_ARCHIVE);
+    check(&found);
+    log.worker()
+        .unwrap()
+        .append(1, 2, &archived_payload(IN_ARCHIVE))
+        .unwrap();
+    log.close().unwrap();
+    let log = Log::open(dir.path(), with_archive()).unwrap();
+    let found = frames(&log);
+    assert_eq!(found.len() as u64, IN_ARCHIVE + 1);
+    check(&found);
 }
 
 #[test]

@@ -11,6 +11,7 @@
 #[path = "../addresses/mod.rs"]
 mod addresses;
 mod clocks;
+mod formats;
 mod leaders;
 mod lives;
 mod refusals;

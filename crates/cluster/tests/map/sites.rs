@@ -59,13 +59,10 @@ pub(crate) struct Site {
 
 pub(crate) fn sites(count: usize) -> Vec<Site> {
     let addresses = addresses(2 * count);
-    let site = |pair: &[SocketAddr]| Site {
-        dir: tempfile::tempdir().unwrap(),
-        peer: pair[0],
-        client: pair[1],
-        alive: Mutex::default(),
-    };
-    addresses.chunks(2).map(site).collect()
+    addresses
+        .chunks(2)
+        .map(|pair| Site::at(pair[0], pair[1]))
+        .collect()
 }
 
 pub(crate) fn bootstrap(replicas: u8, partitions: u16) -> Begin {
@@ -77,6 +74,16 @@ pub(crate) fn bootstrap(replicas: u8, partitions: u16) -> Begin {
 }
 
 impl Site {
+    /// A dead one with an empty directory.
+    pub(crate) fn at(peer: SocketAddr, client: SocketAddr) -> Self {
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+            peer,
+            client,
+            alive: Mutex::default(),
+        }
+    }
+
     pub(crate) fn options(&self) -> ClusterOptions {
         let dir = self.dir.path().to_owned();
         let mut options = ClusterOptions::new(dir, self.peer, self.client);

@@ -9,6 +9,7 @@
 //! | store-v3-log3 | 98053612 | a log of version 3, compressed, with a commit in parts, killed |
 //! | store-v3-verified | 5db2efd9 | `verified` beside the tables, closed |
 //! | store-v4 | efc3dd8b | version 4: an external journal |
+//! | store-v5 | fd51bc98 | version 5: store-v3-verified, opened, flushed, closed |
 //!
 //! What their manifests say is tested in `src/manifest/file/versions.rs`.
 
@@ -168,6 +169,7 @@ fn stores_of_every_version_with_a_log_open() {
         ("store-v3", false),
         ("store-v3-log3", true),
         ("store-v3-verified", true),
+        ("store-v5", true),
     ] {
         opens(name, large);
     }
@@ -261,7 +263,7 @@ fn a_store_of_version_1_is_refused_by_the_version_and_not_touched() {
     let Err(Error::Version { found, supported, .. }) = Db::open(dir.path(), options()) else {
         panic!("a store of version 1 opened");
     };
-    assert_eq!((found, supported), (1, 4));
+    assert_eq!((found, supported), (1, 5));
     let of = |dir: &Path| fs::read(dir.join("MANIFEST")).unwrap();
     assert_eq!(of(dir.path()), of(&fixture("store-v1")));
 }

@@ -4,7 +4,7 @@
 use collie_io::RealDevice;
 
 use super::*;
-use crate::manifest::FamilyRecord;
+use crate::manifest::{FamilyRecord, LogState};
 use crate::{Compression, FamilyOptions};
 
 fn fixture(name: &str) -> PathBuf {
@@ -120,6 +120,11 @@ fn manifests_of_every_version_say_what_was_written() {
     let log_id = 0x6727_421b_fe6e_2276_dd87_4a9a_f528_8d4d;
     let flushed = [50_072, 43_136, 52_616, 37_248, 46_544, 46_976];
     check("store-v3-verified", 3, 4, &logged(log_id, 52_616, flushed));
+
+    // As that one, opened with the default options and flushed.
+    let mut flushed = logged(log_id, 52_744, [52_744; 6]);
+    flushed.families[0].options = DEFAULTS;
+    check("store-v5", 5, 6, &flushed);
 
     // Its family replaced another of the same name.
     let flushed = (1 << 32) + (3029 << 16) + 1;

@@ -1,4 +1,26 @@
-//! A Collie server under deletes, overwrites and full disks, from outside. see `README.md`.
+//! A Collie server under deletes, overwrites and full disks, from outside: the program runs the binary
+//! `collie serve`, and speaks RESP with a client of its own. It needs root.
+//!
+//! `run` has `--seed N`, `--rounds N` or `--seconds N`; `--only tombstones|overwrites|disks` (also `starts`,
+//! and `table`, all sizes of disks in a row); `--keys N`, `--writes N`, `--sizes MIB,…` of disks; `--limit-ms
+//! N`, `--patience S`; `--collie FILE`, `--under DIR`; `--lies 1`: keys are changed behind its back, which
+//! the checks must notice.
+//!
+//! **A round** has three parts. A client that sends PING and GET at a steady rate runs beside all; the same
+//! of a socket without a server is the control: what the machine does is no fault of the server.
+//!
+//! * `src/tombstones.rs`: keys that are set, deleted and expire, a queue, then SCAN, KEYS, RANDOMKEY, DBSIZE
+//!   and SWAPDB beside a client that writes, in and out of MULTI; a kill, and all of it again.
+//! * `src/overwrites.rs`: a few keys overwritten while others hold what is old: watched keys, an open cursor,
+//!   replies that are not read. Reads must not get slower, nor memory grow.
+//! * `src/disks.rs`: a small disk is filled until writes are refused, perhaps the server is killed, then most
+//!   or all is deleted, flushed or expires: in cycles.
+//!
+//! **Checked:** all that was acknowledged, by GET, SCAN and DBSIZE, after kills and stops too; SCAN is in
+//! order, complete, and has nothing that never was; EXEC sees all of an MSET or nothing; no command holds up
+//! other clients longer than `--limit-ms` and three times the control; writes are taken again within
+//! `--patience`, as much as before; `/healthz`, `/metrics` and `INFO` say alike whether they are refused.
+//! After a violation the folder is kept, and its file systems are.
 
 mod disks;
 mod model;
@@ -48,7 +70,11 @@ fn options(args: &[String]) -> Res<Options> {
         under: std::env::temp_dir(),
     };
     if args.first().is_none_or(|first| first != "run") {
-        return Err("usage: run [--seed N] [--rounds N] [--seconds N] …; README.md has the options".into());
+        return Err(
+            "usage: run [--seed N] [--rounds N | --seconds N] [--only PART] [--keys N] [--writes N] \
+             [--sizes MIB,...] [--limit-ms N] [--patience S] [--lies 1] [--collie FILE] [--under DIR]"
+                .into(),
+        );
     }
     for pair in args[1..].chunks(2) {
         let [name, value] = pair else {

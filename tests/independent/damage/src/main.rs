@@ -1,4 +1,24 @@
-//! Damage to every file of a Collie store, judged by a model of its commits. `README.md` says what is looked at.
+//! Damage to every file of a Collie store, judged by a model of its commits. It uses public interfaces only
+//! and shares no code with the tests.
+//!
+//! Options: `--seed N`, `--rounds N` or `--seconds N`, `--damages N` for each store, `--only I` of these,
+//! `--class Ring` (or another class of `src/damage.rs`), `--verbose`, `--lies` (each first answer is changed:
+//! the run must fail).
+//!
+//! **A round** makes a store in one to four lives that end with a close or SIGKILL: families that are idle,
+//! dropped and made again, kept out of the log; values of 0 B to 3 MB, keys up to 65,535 B; a shared or
+//! private ring, small segments and buffers. The parent keeps a model of its commits.
+//!
+//! **Damage** (`src/damage.rs`) is one or two of: a bit, zeros, garbage, a shorter or longer file, two files
+//! exchanged, an older or another store's file, none, a second name, a directory instead. All files have
+//! their turn: segments, archive, ring, manifest, tables, `current`, versions, `verified`, locks. The store
+//! is verified, sometimes repaired, and opened in one of the three recovery modes, with 4 GiB of address
+//! space at most.
+//!
+//! **Checked** (`src/rules.rs`): it is refused with an error that names a file of the store, also when a
+//! table is read; or all ways to read agree, the commits are a prefix, none partial, as long as the mode and
+//! `docs/book/src/durability.md` demand, and a loss is reported. Then writes, a close, a strict opening and a
+//! merge must work. After a refusal, without the damage, all is there. No panic, no hang.
 
 #![allow(clippy::disallowed_methods, reason = "it damages real files")]
 

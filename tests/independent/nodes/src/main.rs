@@ -1,5 +1,25 @@
-//! Nodes of a Collie cluster on small disks, under writes counted in bytes, checked from outside.
-//! `README.md` says what is looked at.
+//! Nodes of a Collie cluster on small disks, under writes counted in bytes, checked from outside. It runs the
+//! binary `collie` only, and shares no code with it or its tests. Values of 100 B to 7.8 MB are overwritten
+//! in few keys until several times `--log-limit` was written, on disks (tmpfs) of 200 to 500 MiB. It needs
+//! root.
+//!
+//! Options: `--seed S`, `--rounds N` or `--seconds N`; `--phases N` causes in a round of up to `--lasts
+//! SECONDS` each; `--only CAUSE,...`; `--shape 3,16,private,400,64` (nodes, partitions, layout, MiB of a disk
+//! and of `--log-limit`); `--lies N`: one SET of N is not sent.
+//!
+//! **A round** is a cluster of three or five nodes, with four clients, a probe for each partition, and
+//! `collie cluster status` asked all the time. Then one cause after another: `stop`, `kill`, `term` of a
+//! minority; its disks `full`, or `full-kill`; `all-full`, and DEL; `fill`, by the data, and DEL or FLUSHALL
+//! of it; `all-kill`. After half of them a node that was well is killed at once.
+//!
+//! **Checked**
+//!
+//! * With a majority that has room, writes go in every partition, or go on within 30 s; on full disks what
+//!   removes is taken, and what it frees is enough for writes to go on.
+//! * Every read is of the last acknowledged write of its key, or of one that is unknown, which comes once at
+//!   most; counters are exact, `COLLIE.ONCE` included; each node leads all at the end.
+//! * The status is 0 within 90 s of the cause's end, never while writes are refused for 10 s, and not
+//!   "unserved" while all go. No node hangs, ends by itself or panics, or keeps removed files open.
 
 #![allow(clippy::disallowed_methods, reason = "it stands outside of the store's seam")]
 

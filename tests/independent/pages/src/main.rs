@@ -1,5 +1,24 @@
-//! Files on Collie's mount, through power cuts, kills and unmounts, by plain file I/O. `README.md` says what
-//! is looked at.
+//! Files on Collie's mount, through power cuts, kills and unmounts, by plain file I/O and without PostgreSQL.
+//! It runs `collie mount` as it is installed and shares no code with the tests; the disk that forgets is that
+//! of the member `cuts`. It needs root and `/dev/fuse`, and mounts in a namespace of its own.
+//!
+//! Options of `run`: `--collie PROGRAM`; `--seed S`; `--rounds N` or `--seconds N`; `--only 1`, the one round
+//! of that seed; `--lies 1`: syncs of the log do nothing, which the checks must notice.
+//!
+//! **A round** is one directory on one disk and 3 to 10 lives of its mount: each ends with a power cut,
+//! anywhere, also in its start, with a kill, an unmount or a drain. A cut leaves of unsynced data nothing,
+//! all, or pieces of 512 or 4,096 bytes, and takes shared memory. Pages have 4 to 32 KiB, the shadow file 64
+//! pages or more. In one life of four an operation of the disk fails. Up to three clients write pages, parts
+//! of pages and across pages, cached, with `O_DIRECT`, `O_DSYNC` and mappings; cut, grow, allocate, copy,
+//! remove (and go on writing), rename, replace and make anew files, and rename and remove directories, while
+//! another commits and drains.
+//!
+//! **Checked**: reads return exactly what was written; after a crash each page is one that a write left and
+//! not older than a sync, or nothing where the file grew since; lengths and names likewise; a file whose name
+//! was synced is somewhere, no other file's bytes are in it, no name comes back; what was seen after a cut
+//! stays; a mount starts, `front check` and a drain succeed, the drained directory is plain; no call fails
+//! unless the disk did, and writes that fail for good are in the status. A round with a violation is kept,
+//! with all events in the file `events`.
 
 #![allow(clippy::disallowed_methods, reason = "it stands outside of the store's seam")]
 

@@ -1,5 +1,15 @@
 //! One pass over a log: what its frames say of each replica, and whose frames damage took.
 //!
+//! It forgets what was known of a stream where `prev` is not its previous frame; a state with `prev` 0
+//! begins another replica's stream. A replica is whole if
+//!
+//! 1. its last frame is not before the last directory's `last_frame`;
+//! 2. a vote or state, and a purge or state, were read since it last began anew;
+//! 3. its entries reach from behind `purged` to `last` without a gap;
+//! 4. no damage lies behind both its last frame and the last directory's `as_of`.
+//!
+//! Otherwise it is *quarantined*: reported and not opened.
+//!
 //! Damage counts against every replica that has no later frame, and that no later directory names,
 //! though it may be another's: its last vote may have been there, and a replica that forgets a vote
 //! can vote twice. A directory at each opening, at each close and in each segment keeps that part

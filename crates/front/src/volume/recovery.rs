@@ -1,4 +1,15 @@
 //! Opening a volume: the map, then what the log says since, then the files themselves.
+//!
+//! It reads MAP and the log from `replay_from`, cuts each mapped file at its end, and writes a new MAP.
+//! Entries behind a file's end, of a commit without its last part, are void. A missing mapped file was
+//! removed. Refused:
+//!
+//! * a log or shadow file without MAP;
+//! * a log with another id, or without that place;
+//! * files of another identity, or any where the directory is known to have none;
+//! * a shadow file that ends before a displaced page;
+//! * a mapped file shorter than its end (damage);
+//! * displaced pages in a missing directory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

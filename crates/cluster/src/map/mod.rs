@@ -2,6 +2,19 @@
 //! of group 0, and changes only by entries of that group.
 //!
 //! Nothing here does I/O, reads a clock or draws at random. `docs/design/formats/cluster.md` draws the rows.
+//! Refused, and the earlier map kept: another version, bytes left over, a record under another's key, a
+//! replica twice or not below the next, members of a partition on one node or on a missing node or
+//! disk, a slot in two partitions.
+//!
+//! Rules of the map and of those who read it:
+//!
+//! 1. A process stores its token before it asks to join.
+//! 2. Numbers are given out once; a replica is made once.
+//! 3. Disk marks are compared before anything opens.
+//! 4. Addresses never change.
+//! 5. Voters are an odd number.
+//! 6. An unreadable map is not followed.
+//! 7. A node's time follows jumps only when most confirm them.
 
 mod rules;
 mod whole;

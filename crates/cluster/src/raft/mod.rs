@@ -1,5 +1,16 @@
 //! What is openraft's: no other part of the crate names it, and nothing of it is on disk or on the
 //! wire. An upgrade of it runs all that `docs/design/decisions/0023-raft-log-store.md` names.
+//!
+//! Rules of groups:
+//!
+//! 1. A message names replica and group, or is refused.
+//! 2. Only `ForwardToLeader` is a refusal; all else is unknown.
+//! 3. A restarted leader never resumes its term.
+//! 4. A purge never passes raft's snapshot.
+//! 5. A third failure in ten minutes quarantines the replica.
+//! 6. Want of room is waited for; a failed sync is final.
+//! 7. A leader hearing no majority for 1.5 s counts as none.
+//! 8. A node 500 ms off most clocks leads nothing.
 
 mod batching;
 mod body;

@@ -1,4 +1,15 @@
 //! The log store of a node: many replicas' logs in one collie-log.
+//!
+//! Rules of streams and replicas:
+//!
+//! 1. A break in the chain forgets; a replica is whole by what follows.
+//! 2. Damage that no later frame or directory clears a replica of quarantines every replica that it may
+//!    have hit.
+//! 3. A quarantined replica stays so; every directory frame says it.
+//! 4. Retention counts bytes of the log.
+//! 5. A commit index never exceeds the last entry.
+//! 6. Room is refused before proposing; appends themselves wait.
+//! 7. A replica found in two logs refuses to open.
 
 mod completion;
 mod error;

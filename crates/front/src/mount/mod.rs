@@ -3,6 +3,15 @@
 //!
 //! The mount covers the directory. What lies below it is reached through a descriptor that was
 //! opened before.
+//!
+//! Rules of nodes, names and threads:
+//!
+//! 1. A node stays what it was opened as, whatever its new name.
+//! 2. A file inheriting a known inode number gets another generation.
+//! 3. A sync makes the name durable, too.
+//! 4. A directory is removed after its files' removal is recorded.
+//! 5. Calls that may wait for the device run on other threads.
+//! 6. A dead daemon is not replaced under a live server.
 
 mod adopt;
 mod attributes;

@@ -1,4 +1,19 @@
 //! A directory of page files: which are open, what is written to them, their names.
+//!
+//! Rules, each of which a test showed to be needed:
+//!
+//! 1. The new length is set before versions are frozen, writers locked out.
+//! 2. A commit larger than a frame is several commits, one after another.
+//! 3. A failed sync of a directory ends all writes.
+//! 4. Only zeros stand behind an end that the log does not know.
+//! 5. Pages behind the committed end keep their file mapped.
+//! 6. A sync makes the file's name durable, once per opening.
+//! 7. A file changes its name only once the log knows nothing of it.
+//! 8. A removed open file is written in place, once the removal is durable.
+//! 9. The daemon, by itself, commits only whole versions of pages.
+//! 10. A page containing the committed end is committed with the next end.
+//! 11. A renamed directory is durable before a record uses its path.
+//! 12. No file is mapped when the marker is shown.
 
 mod checkpoint;
 mod claims;

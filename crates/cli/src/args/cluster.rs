@@ -31,7 +31,8 @@ pub(crate) struct UpArgs {
     /// The directory of the cluster: a directory and a file of diagnostics for each node.
     #[arg(long, default_value = "collie-cluster")]
     pub(crate) dir: PathBuf,
-    /// How many nodes. Default: 3. Of three nodes one may fail, of five two.
+    /// How many nodes. Default: 3. A partition has three replicas, on nodes of which one may fail; with
+    /// one node or two it has one.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=9))]
     pub(crate) nodes: Option<u16>,
     /// The port of the first node on 127.0.0.1; the others have the ports behind it, and each speaks to

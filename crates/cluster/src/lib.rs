@@ -61,7 +61,7 @@ mod raftlog;
 mod replica_store;
 mod transport;
 
-pub use identity::{IdentityError, MARK, NodeIdentity, is_node};
+pub use identity::{Asked, IdentityError, MARK, NodeIdentity, is_node};
 pub use node::{Begin, ClusterError, ClusterNode, ClusterOptions, NodeError};
 pub use raftlog::{Layout, NodeLogOptions, NodeStoreOptions};
 pub use transport::{Network, PlainTcp, TLS_NAME, TlsContents, TlsError, TlsFiles, TlsTcp, Validity};

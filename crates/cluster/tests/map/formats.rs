@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use collie_cluster::map::{ClusterRecord, Map, MapMember, NodeRecord, PartitionRecord};
+use collie_cluster::testing::map::{ClusterRecord, Map, MapMember, NodeRecord, PartitionRecord};
 use collie_cluster::{Asked, Begin, ClusterOptions, NodeIdentity, NodeStoreOptions};
 use collie_db::Options;
 use collie_server::cluster::{Partition, Route, Settled, Walked};

@@ -3,8 +3,8 @@
 use super::*;
 use crate::fixtures::fixture;
 use crate::ids::LeaderId;
-use crate::replica_store::effects::EffectsBuf;
 use crate::proposals::{Header, Recorded, RunId, Ticket};
+use crate::replica_store::effects::EffectsBuf;
 
 const ID: EntryId = EntryId {
     leader: LeaderId { term: 2, replica: 3 },

@@ -72,7 +72,11 @@ fn frames_of_version_1_say_what_was_written() {
     };
     check("state-new", 5, &StreamFrame::State(new));
     let (group, replica) = (23, 24);
-    check("tombstone", 6, &StreamFrame::Tombstone(Tombstone { group, replica }));
+    check(
+        "tombstone",
+        6,
+        &StreamFrame::Tombstone(Tombstone { group, replica }),
+    );
     let listed = Listed {
         stream: 25,
         group: 26,

@@ -1,5 +1,5 @@
 //! openraft's own tests of a log store and a state machine, on each layout. They know no crash and no
-//! second group: for those see `tests/store` and `tests/machine`.
+//! second group: for those see `tests/raftlog` and `tests/replica_store`.
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers end the test")]
 

@@ -26,7 +26,7 @@ mod expiry;
 mod faults;
 mod host;
 mod judge;
-#[path = "../peers/sockets.rs"]
+#[path = "../transport/sockets.rs"]
 mod sockets;
 mod town;
 mod world;

@@ -331,7 +331,7 @@ fn after_any_faults_all_nodes_find_each_other_again() {
         .unwrap_or(10);
     for seed in first..first + runs {
         println!(
-            "COLLIE_SEED={seed} COLLIE_RUNS=1 cargo test -p collie-cluster --test peers simulated::after -- --nocapture"
+            "COLLIE_SEED={seed} COLLIE_RUNS=1 cargo test -p collie-cluster --test transport simulated::after -- --nocapture"
         );
         chaos(seed, true);
     }

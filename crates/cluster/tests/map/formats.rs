@@ -44,12 +44,11 @@ fn copy(from: &Path, to: &Path) {
 
 fn options(site: &Site) -> ClusterOptions {
     let mut options = site.options();
-    let small = |options: Options| Options {
+    options.own = Options {
         ring_bytes: 8 << 10,
         segment_bytes: 32 << 10,
-        ..options
+        ..options.own
     };
-    options.own = small(options.own);
     let NodeStoreOptions { shared, private, .. } = &mut options.store;
     for log in [shared, private] {
         log.log.ring_bytes = 64 << 10;

@@ -328,7 +328,7 @@ impl Tables {
         }
     }
 
-    /// A version of the tables is there. The caller has the version lock.
+    /// A version of the tables is there. Of two that are noted at once the later one stays.
     fn note_verified(&self, device: &dyn Device) {
         let version = self.tree.current_version();
         self.verified.note(version.id(), version.iter_tables(), device);

@@ -123,6 +123,23 @@ fn nothing_is_created_unless_asked_for() {
     common::open(&missing, &options).close().unwrap();
 }
 
+/// What is known of the tables outlives openings that write none: without it the next one reads them whole, and
+/// does not notice tables of an earlier time.
+#[test]
+fn an_opening_without_writes_keeps_what_is_known_of_tables() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = common::open(dir.path(), &common::small());
+    db.put("a", "1").unwrap();
+    db.flush().unwrap();
+    db.close().unwrap();
+    let verified = dir.path().join("families/0/verified");
+    let written = fs::read(&verified).unwrap();
+    for _ in 0..2 {
+        common::open(dir.path(), &common::small()).close().unwrap();
+        assert_eq!(fs::read(&verified).unwrap(), written);
+    }
+}
+
 #[test]
 fn a_manifest_of_another_version_is_refused_by_both_numbers() {
     let dir = tempfile::tempdir().unwrap();

@@ -6,6 +6,8 @@
 //! | map-v1 | the commit before 8671e793: a map without an identity, which is refused |
 //! | map-v2 | 8671e793 |
 
+#![expect(clippy::disallowed_methods, reason = "copies and reads fixtures")]
+
 use std::fs;
 use std::path::Path;
 

@@ -1,6 +1,8 @@
 //! What the manifests of the fixtures say, each field of it. `tests/db/formats.rs` tells which
 //! version wrote them, and opens the stores.
 
+#![expect(clippy::disallowed_methods, reason = "reads fixtures")]
+
 use collie_io::RealDevice;
 
 use super::*;

@@ -447,6 +447,9 @@ impl From<LogError> for Error {
         match error {
             LogError::TooLarge { len, limit } => Self::BatchTooLarge { size: len, limit },
             LogError::Poisoned { cause } => Self::Poisoned { cause },
+            LogError::Unapplied => Self::Background {
+                cause: LogError::Unapplied.to_string(),
+            },
             LogError::Forked { path, opener } => Self::Forked { path, opener },
             LogError::Unprepared { path, cause, .. } => Self::Unprepared {
                 path,

@@ -117,7 +117,8 @@ impl Family {
         value: impl AsRef<[u8]>,
         options: &WriteOptions,
     ) -> Result<Lsn> {
-        self.write(key.as_ref(), Write::Put(value.as_ref()), options)
+        self.db
+            .commit(self.op(key.as_ref(), Write::Put(value.as_ref())), options)
     }
 
     /// Removes `key` and waits for the store's default durability. Returns the commit's end.
@@ -133,7 +134,7 @@ impl Family {
     /// # Errors
     /// As [`Family::put_with`].
     pub fn delete_with(&self, key: impl AsRef<[u8]>, options: &WriteOptions) -> Result<Lsn> {
-        self.write(key.as_ref(), Write::Delete, options)
+        self.db.commit(self.op(key.as_ref(), Write::Delete), options)
     }
 
     /// Waits as a write of so many bytes does while background work lags behind. For what was
@@ -143,13 +144,13 @@ impl Family {
         self.db.throttle_after(std::slice::from_ref(&self.state), bytes);
     }
 
-    fn write(&self, key: &[u8], write: Write<'_>, options: &WriteOptions) -> Result<Lsn> {
+    fn op<'a>(&'a self, key: &'a [u8], write: Write<'a>) -> Commit<'a> {
         let op = Op {
             family: self.state.id(),
             key,
             write,
         };
-        self.db.commit(Commit::One(&self.state, op), options)
+        Commit::One(&self.state, op)
     }
 
     /// All keys and values.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use collie_io::{Device, Dir};
-use collie_log::{Level, Log, LogError, Lsn, Span, Worker};
+use collie_log::{Level, Log, LogError, Lsn, Room, Span, Worker};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::FrontError;
@@ -163,12 +163,12 @@ impl Shared {
         let log = log.as_ref().ok_or(LogError::Closed)?;
         let mut worker = self.worker(log)?;
         let kind = record.kind();
-        let appended = match record {
-            Record::Mark => worker.append_mark(0, kind, &mut ()),
-            // What takes something away has room where other appends are refused.
-            Record::Cut { .. } | Record::Drop { .. } => worker.append_relief(0, kind, &payload, &mut ()),
-            Record::File { .. } | Record::Commit { .. } => worker.append(0, kind, &payload),
+        let room = match record {
+            Record::Mark => Room::Mark,
+            Record::Cut { .. } | Record::Drop { .. } => Room::Relief,
+            Record::File { .. } | Record::Commit { .. } => Room::Commit,
         };
+        let appended = worker.append_in(room, 0, kind, &payload);
         self.put_back(Some(worker));
         let span = match appended {
             Ok(span) => span,

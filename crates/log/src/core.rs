@@ -15,6 +15,7 @@ use crate::flush::threads::Signals;
 use crate::flush::waiters::Tasks;
 use crate::flush::writer::{LastFiller, SegmentWriter, Unsynced};
 use crate::format::Salt;
+use crate::lockfree::applied::Applied;
 use crate::lockfree::boundary::{CompletionBoundary, Reservations};
 use crate::lockfree::group::GroupCommit;
 use crate::lockfree::sync::{AtomicU32, AtomicU64, Ordering};
@@ -86,8 +87,7 @@ pub(crate) struct Core {
     pub(crate) dir: PathBuf,
     pub(crate) opening: Opening,
     health: Health,
-    pub(crate) next: Reservations,
-    pub(crate) completion: CompletionBoundary,
+    pub(crate) order: Order,
     marks: Watermarks,
     pub(crate) ring: Ring,
     pub(crate) segments: Segments,
@@ -96,6 +96,13 @@ pub(crate) struct Core {
     pub(crate) tasks: Tasks,
     pub(crate) threads: Signals,
     pub(crate) stats: Figures,
+}
+
+/// The order of frames, and how far it is copied and applied.
+pub(crate) struct Order {
+    pub(crate) next: Reservations,
+    pub(crate) completion: CompletionBoundary,
+    pub(crate) applied: Applied,
 }
 
 /// What recovery made of this opening.
@@ -168,10 +175,13 @@ impl Core {
         let completion = CompletionBoundary::new(slots, end);
         let filler_slot = options.pad_to_block.then(|| completion.register()).flatten();
         Self {
-            completion,
+            order: Order {
+                next: Reservations::new(end),
+                completion,
+                applied: Applied::new(options.all_workers(), end),
+            },
             space: Space::of(&options, total, segments.owes()),
             stats: Figures::new(slots),
-            next: Reservations::new(end),
             marks: Watermarks {
                 written: Alone(AtomicU64::new(end)),
                 durable: DurableBoundary::new(end),
@@ -227,11 +237,11 @@ impl Core {
     }
 
     pub(crate) fn appended(&self) -> Lsn {
-        self.next.cutoff()
+        self.order.next.cutoff()
     }
 
     pub(crate) fn boundary(&self) -> Lsn {
-        self.completion.scan(|| self.appended())
+        self.order.completion.scan(|| self.appended())
     }
 
     /// Acquire pairs with the Release in `raise_written`.
@@ -404,12 +414,12 @@ impl Core {
 
     /// Frames appended by all workers so far.
     pub(crate) fn frames(&self) -> u64 {
-        self.stats.counts.frames(self.completion.slots_in_use())
+        self.stats.counts.frames(self.order.completion.slots_in_use())
     }
 
     /// What all workers counted beside frames.
     pub(crate) fn totals(&self) -> Totals {
-        self.stats.counts.totals(self.completion.slots_in_use())
+        self.stats.counts.totals(self.order.completion.slots_in_use())
     }
 }
 

@@ -8,6 +8,25 @@ use std::sync::Arc;
 use crate::Lsn;
 use crate::format::LogId;
 
+/// Why [`Worker::append_then`](crate::Worker::append_then) failed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum AppendError {
+    /// Nothing was appended.
+    #[error(transparent)]
+    Rejected(LogError),
+    /// The frame has its place in the order, and is not applied. The applied boundary stays below it.
+    #[error("the frame has its place and is not applied: {0}")]
+    Unapplied(#[source] LogError),
+}
+
+impl From<AppendError> for LogError {
+    fn from(error: AppendError) -> Self {
+        match error {
+            AppendError::Rejected(error) | AppendError::Unapplied(error) => error,
+        }
+    }
+}
+
 /// An error of the log. Cheap to clone: a poisoned log gives every caller its first cause.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -161,6 +180,10 @@ pub enum LogError {
         /// The log that is there.
         found: LogId,
     },
+    /// A frame was appended to be applied, and never will be: its thread panicked, or the log failed
+    /// meanwhile. The log itself may go on; what is applied beyond that frame is not to be relied on.
+    #[error("an earlier append ended before it was applied; reopen the log to apply what it holds")]
+    Unapplied,
     /// All worker slots are taken.
     #[error("all {limit} worker slots are taken; drop a worker or raise `max_workers`")]
     TooManyWorkers {

@@ -3,7 +3,7 @@
 //!
 //! * An append is one fetch-and-add and one copy into a ring; no thread waits for another while the
 //!   ring has room. How far the log is complete is found by a scan of one word per worker
-//!   ([`CompletionBoundary`]).
+//!   (`lockfree/boundary.rs` has the proof).
 //! * The first thread that waits for durability flushes for all that wait ([`Log::wait`]); futures
 //!   are served by a background flusher ([`Log::wait_async`], [`Worker::append_async`]).
 //! * The ring lives in shared memory, so what was appended survives the death of the process
@@ -45,7 +45,7 @@
 //! the device up to here. durable ≤ written ≤ boundary ≤ appended, and each only grows.
 //!
 //! The algorithm is Border-Collie's (Kim et al., SIGMOD 2019), with the corrections that
-//! [`CompletionBoundary`]'s module argues. The repository's `docs/design/formats/log.md` draws the formats. The
+//! `lockfree/boundary.rs` argues. The repository's `docs/design/formats/log.md` draws the formats. The
 //! examples are a program with checkpoints (`examples/accounts.rs`) and one with tokio tasks
 //! (`examples/async_appends.rs`).
 
@@ -67,12 +67,13 @@ mod set;
 mod stats;
 
 pub use {
-    append::worker::{AppendHook, Worker},
-    error::{Failure, LogError},
+    append::sequence::{Sequence, SequenceWorker},
+    append::worker::Worker,
+    error::{AppendError, Failure, LogError},
     flush::futures::{Durable, DurableChanges, NextDurable, RoomFor},
     format::{FRAME_HEADER, LogId},
     lockfree::Lsn,
-    lockfree::boundary::{CompletionBoundary, SlotId},
+    lockfree::limit::Room,
     log::Log,
     options::{Compression, FIRST_LSN, Level, LogOptions, RecoveryMode, RingMode, WritePath},
     read::follow,

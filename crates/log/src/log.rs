@@ -9,6 +9,7 @@ use crate::core::Core;
 use crate::error::{Failure, LogError};
 use crate::flush::duties::Background;
 use crate::flush::futures::{Durable, DurableChanges, RoomFor};
+use crate::lockfree::applied::Stuck;
 use crate::lockfree::sync::{Mutex, Ordering, lock};
 use crate::options::{Level, LogOptions};
 use crate::read::reader::{Holder, Reader, get};
@@ -300,6 +301,24 @@ impl Log {
         self.core().boundary()
     }
 
+    /// Everything below is applied that [`Worker::append_then`] appended. It moves with those appends
+    /// and with [`Log::wait_applied`] alone.
+    #[must_use]
+    pub fn applied(&self) -> Lsn {
+        self.core().order.applied.boundary()
+    }
+
+    /// Waits until everything below `end` is applied that [`Worker::append_then`] appended. Neither a
+    /// failure of the log nor its closing ends the wait: what is under way is applied all the same.
+    ///
+    /// # Errors
+    /// [`LogError::Unapplied`] where something below `end` never will be.
+    pub fn wait_applied(&self, end: Lsn) -> Result<(), LogError> {
+        let order = &self.core().order;
+        let reached = order.applied.wait(end, &order.next);
+        reached.map_err(|Stuck| LogError::Unapplied)
+    }
+
     /// In the segment files up to here.
     #[must_use]
     pub fn written(&self) -> Lsn {
@@ -521,7 +540,7 @@ impl Log {
             archived_segments,
             archived_bytes,
             segment_bytes,
-            workers: core.completion.slots_in_use(),
+            workers: core.order.completion.slots_in_use(),
             ring_shared: core.ring_survives(),
             holders: self.holders(),
             poisoned: core.poisoned().map(|e| e.to_string()),

@@ -78,6 +78,8 @@ impl Db {
             store.check_family(family)?;
         }
         throttle(store)?;
+        // The throttle may have waited for the journal.
+        external.check()?;
         let mut full = false;
         let placed = Record::Placed { seq, bytes };
         let at = store

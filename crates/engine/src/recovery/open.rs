@@ -35,7 +35,7 @@ use crate::store::reserve::StoreReserve;
 use crate::store::view::FlushCause;
 use crate::store::{Start, Store};
 use crate::tables::{self, Home, Tables};
-use crate::write::order::{External, Sequencer};
+use crate::write::order::Sequencer;
 use crate::{Compression, DEFAULT_FAMILY, Error, Journal, Options, Result, SharedOptions, catalog};
 
 const LOG_DIRECTORY: &str = "log";
@@ -284,10 +284,14 @@ fn open_sequencer(
     if let Journal::External(journal) = &options.journal {
         let flushed = manifest.families.iter().map(|family| family.flushed).max();
         let next = flushed.unwrap_or(manifest.floor);
-        return Ok(Sequencer::External(External::new(Arc::clone(journal), next)));
+        return Ok(Sequencer::of_journal(
+            Arc::clone(journal),
+            options.max_workers,
+            next,
+        ));
     }
     if options.disable_wal {
-        return Ok(Sequencer::virtual_from(manifest.floor));
+        return Ok(Sequencer::unlogged(options.max_workers, manifest.floor));
     }
     let dir = log_directory(path, options);
     let resume_at = match manifest.log {

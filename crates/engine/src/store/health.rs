@@ -147,7 +147,6 @@ impl Store {
             cause
         });
         self.health.failed.store(true, Ordering::Relaxed);
-        self.pipeline.visible.wake();
         self.wake_stalled();
     }
 
@@ -222,7 +221,6 @@ impl Store {
             return Err(Error::Closed);
         }
         self.wake_stalled();
-        self.pipeline.visible.wake();
         // Relaxed: compactions read nothing on the strength of it.
         self.storage.trees.stop.store(true, Ordering::Relaxed);
         Ok(())

@@ -24,7 +24,7 @@
 //!
 //! Below all of these, and with nothing of the engine's below them but what is named: the queues
 //! of tasks and of the thread pool (one after the other), `StoreReserve`'s file (it calls the log),
-//! `Visible::generation`, `AllViews::edit`, `Gaps::edit`, `WalState::large`, `Registry::open`,
+//! `AllViews::edit`, `Gaps::edit`, `WalState::large`, `Registry::open`,
 //! `Families::dropped`, `Health::cause`, `Storage`, a bucket's mutex (then the directory's and the
 //! spare chunks'), and a tree's version lock (then its orphans and what is verified).
 //!
@@ -266,7 +266,7 @@ impl Store {
         Counts {
             commits,
             commit_bytes,
-            apply_wait_ns: self.pipeline.visible.slept_ns(),
+            apply_wait_ns: self.pipeline.apply_wait_ns.load(Ordering::Relaxed),
             snapshots: self.families.snapshots.load(Ordering::Relaxed),
             wal_size_flushes: self.wal.size_flushes.get(),
             replayed: *self.wal.replayed.lock(),

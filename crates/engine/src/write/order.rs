@@ -1,4 +1,5 @@
-//! The order of commits: the log, a counter with the log off, or an external journal.
+//! The order of commits: that of the log, or, where nothing is written, that of a sequence, in which an
+//! external journal may place them.
 //!
 //! # The order of an external journal
 //!
@@ -11,122 +12,104 @@ use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use collie_log::{AppendHook, Failure, Level, Log, LogStats, Lsn, RecoveryReport, Span, Worker};
+pub(crate) use collie_log::Room as LogRoom;
+use collie_log::{Failure, Level, Log, LogStats, Lsn, RecoveryReport, Sequence, SequenceWorker, Worker};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::external_journal::ExternalJournal;
 use crate::write::encoding::VIRTUAL_FRAME;
 use crate::{Error, Result};
 
-/// Where commits get their position in the order.
+/// Where commits get their position in the order, and how far they are in their memtables: the
+/// visible boundary, which is the applied boundary of a log or of a sequence.
 pub(crate) enum Sequencer {
     /// In the log.
     Log(Log),
-    /// From a counter of LSNs; nothing is written.
-    Virtual(AtomicU64),
-    /// As the external journal's owner brings it; nothing is written.
-    External(External),
-}
-
-/// Which room of the log a commit may use. For the last two some is kept back when it is full.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LogRoom {
-    /// It brings data.
-    Commit,
-    /// It removes data, or is part of work that does.
-    Relief,
-    /// A rotation's position: the log is released up to there after the flush.
-    Mark,
+    /// In a sequence; nothing is written. Positions are taken as commits come, or, with an external
+    /// journal, as its owner brings them.
+    Unlogged {
+        sequence: Sequence,
+        journal: Option<External>,
+    },
 }
 
 /// The right to append, for one thread at a time.
 pub(crate) enum SequencerWorker {
     Log(Worker),
-    /// Nothing is written.
-    Virtual,
+    /// Nothing is written. A commit takes so many positions; 0 where an external journal gives it one.
+    Unlogged {
+        worker: SequenceWorker,
+        step: Lsn,
+    },
 }
 
 impl Sequencer {
-    /// The log-off sequencer, whose first commit gets `next`.
-    pub(crate) fn virtual_from(next: Lsn) -> Self {
-        Self::Virtual(AtomicU64::new(next))
+    /// The order with the log off, whose first commit gets `next`.
+    pub(crate) fn unlogged(max_workers: usize, next: Lsn) -> Self {
+        let sequence = Sequence::new(max_workers, next);
+        Self::Unlogged {
+            sequence,
+            journal: None,
+        }
+    }
+
+    /// The order of an external journal. Everything below `next` is in tables.
+    pub(crate) fn of_journal(journal: Arc<dyn ExternalJournal>, max_workers: usize, next: Lsn) -> Self {
+        let sequence = Sequence::new(max_workers, next);
+        Self::Unlogged {
+            sequence: sequence.clone(),
+            journal: Some(External::new(journal, sequence)),
+        }
     }
 
     pub(crate) fn worker(&self) -> Result<SequencerWorker> {
         Ok(match self {
             Self::Log(log) => SequencerWorker::Log(log.worker()?),
-            Self::Virtual(_) | Self::External(_) => SequencerWorker::Virtual,
+            Self::Unlogged { sequence, journal } => SequencerWorker::Unlogged {
+                worker: sequence.worker()?,
+                step: if journal.is_some() { 0 } else { VIRTUAL_FRAME },
+            },
+        })
+    }
+
+    /// Everything below is in its memtables, as the last commit left it.
+    pub(crate) fn visible(&self) -> Lsn {
+        match self {
+            Self::Log(log) => log.applied(),
+            Self::Unlogged { sequence, .. } => sequence.applied(),
+        }
+    }
+
+    /// Waits until everything below `end` is in its memtables; fails where something there never
+    /// will be.
+    pub(crate) fn wait_visible(&self, end: Lsn) -> Result<()> {
+        Ok(match self {
+            Self::Log(log) => log.wait_applied(end)?,
+            Self::Unlogged { sequence, .. } => sequence.wait_applied(end)?,
         })
     }
 
     /// The external journal's order.
     pub(crate) fn external(&self) -> Option<&External> {
         match self {
-            Self::External(external) => Some(external),
-            Self::Log(_) | Self::Virtual(_) => None,
+            Self::Unlogged { journal, .. } => journal.as_ref(),
+            Self::Log(_) => None,
         }
     }
 
     /// Fails where all commits come from an external journal.
     pub(crate) fn check_own(&self, refused: &'static str) -> Result<()> {
-        match self {
-            Self::External(_) => Err(Error::ExternalJournal { refused }),
-            Self::Log(_) | Self::Virtual(_) => Ok(()),
+        match self.external() {
+            Some(_) => Err(Error::ExternalJournal { refused }),
+            None => Ok(()),
         }
     }
 
-    /// Takes the position that an external journal gives a commit.
-    pub(crate) fn place(&self, seq: Lsn, hook: &mut impl AppendHook) -> Result<Span> {
-        self.external()
-            .ok_or(Error::OwnJournal { refused: "apply" })?
-            .place(seq, hook)
-    }
-
-    /// Reserves a position and, with a log, copies the payload there; a rotation has none. `hook`
-    /// is called as by the log.
-    pub(crate) fn append(
-        &self,
-        worker: &mut SequencerWorker,
-        kind: u8,
-        payload: &[u8],
-        room: LogRoom,
-        hook: &mut impl AppendHook,
-    ) -> Result<Span> {
-        match (self, worker) {
-            (Self::Log(_), SequencerWorker::Log(worker)) => Ok(match room {
-                LogRoom::Commit => worker.append_with(STREAM, kind, payload, hook)?,
-                LogRoom::Relief => worker.append_relief(STREAM, kind, payload, hook)?,
-                LogRoom::Mark => worker.append_mark(STREAM, kind, hook)?,
-            }),
-            (Self::Log(log), SequencerWorker::Virtual) => {
-                Ok(log.worker()?.append_with(STREAM, kind, payload, hook)?)
-            }
-            (Self::Virtual(next), _) => {
-                hook.before_reserve(next.load(Ordering::Relaxed));
-                // Release pairs with the Acquire in `appended` (the boundary's cutoff), as in the
-                // log.
-                let start = next.fetch_add(VIRTUAL_FRAME, Ordering::Release);
-                let span = Span {
-                    start,
-                    end: start + VIRTUAL_FRAME,
-                };
-                hook.reserved(span);
-                Ok(span)
-            }
-            (Self::External(external), _) => match room {
-                // A commit has its position from the journal.
-                LogRoom::Commit => self.check_own("a commit").map(|()| external.mark(hook)),
-                LogRoom::Relief | LogRoom::Mark => Ok(external.mark(hook)),
-            },
-        }
-    }
-
-    /// The reservation counter: the cutoff of the visible boundary.
+    /// The next position: everything below is reserved.
     pub(crate) fn appended(&self) -> Lsn {
         match self {
             Self::Log(log) => log.appended(),
-            Self::Virtual(next) => next.load(Ordering::Acquire),
-            Self::External(external) => external.next(),
+            Self::Unlogged { sequence, .. } => sequence.next(),
         }
     }
 
@@ -139,7 +122,7 @@ impl Sequencer {
         Ok(match self {
             _ if highest < flushed => flushed,
             Self::Log(log) => log.get(highest)?.end,
-            Self::Virtual(_) | Self::External(_) => highest + 1,
+            Self::Unlogged { .. } => highest + 1,
         })
     }
 
@@ -147,18 +130,16 @@ impl Sequencer {
     pub(crate) fn durable(&self) -> Option<Lsn> {
         match self {
             Self::Log(log) => Some(log.durable()),
-            Self::Virtual(_) => None,
-            Self::External(external) => Some(external.durable()),
+            Self::Unlogged { journal, .. } => journal.as_ref().map(External::durable),
         }
     }
 
     pub(crate) fn wait(&self, end: Lsn, level: Level) -> Result<()> {
         match self {
             Self::Log(log) => Ok(log.wait(end, level)?),
-            Self::Virtual(_) => Ok(()),
-            Self::External(external) => match level {
-                Level::Disk => external.wait(end),
-                Level::Process | Level::Buffered => Ok(()),
+            Self::Unlogged { journal, .. } => match (journal, level) {
+                (Some(journal), Level::Disk) => journal.wait(end),
+                (None, _) | (_, Level::Process | Level::Buffered) => Ok(()),
             },
         }
     }
@@ -170,10 +151,9 @@ impl Sequencer {
     ) -> impl Future<Output = Result<()>> + Send + 'static {
         let (waiting, known) = match self {
             Self::Log(log) => (Some(log.wait_async(end, level)), Ok(())),
-            Self::Virtual(_) => (None, Ok(())),
-            Self::External(external) => match level {
-                Level::Disk => (None, external.check_durable(end)),
-                Level::Process | Level::Buffered => (None, Ok(())),
+            Self::Unlogged { journal, .. } => match (journal, level) {
+                (Some(journal), Level::Disk) => (None, journal.check_durable(end)),
+                (None, _) | (_, Level::Process | Level::Buffered) => (None, Ok(())),
             },
         };
         async move {
@@ -188,8 +168,7 @@ impl Sequencer {
     pub(crate) fn flush(&self, level: Level) -> Result<Lsn> {
         match self {
             Self::Log(log) => Ok(log.flush(level)?),
-            Self::Virtual(_) => Ok(self.appended()),
-            Self::External(_) => {
+            Self::Unlogged { .. } => {
                 let end = self.appended();
                 self.wait(end, level).map(|()| end)
             }
@@ -200,8 +179,7 @@ impl Sequencer {
     pub(crate) fn poisoned(&self) -> Option<crate::Error> {
         match self {
             Self::Log(log) => log.poisoned().map(Into::into),
-            Self::Virtual(_) => None,
-            Self::External(external) => external.check().err(),
+            Self::Unlogged { journal, .. } => journal.as_ref()?.check().err(),
         }
     }
 
@@ -210,7 +188,7 @@ impl Sequencer {
     pub(crate) fn failure(&self) -> Option<&Failure> {
         match self {
             Self::Log(log) => log.failure(),
-            Self::Virtual(_) | Self::External(_) => None,
+            Self::Unlogged { .. } => None,
         }
     }
 
@@ -244,7 +222,7 @@ impl Sequencer {
     pub(crate) fn oldest(&self) -> Option<Lsn> {
         match self {
             Self::Log(log) => Some(log.oldest()),
-            Self::Virtual(_) | Self::External(_) => None,
+            Self::Unlogged { .. } => None,
         }
     }
 
@@ -252,7 +230,7 @@ impl Sequencer {
     pub(crate) fn oldest_end(&self) -> Option<Lsn> {
         match self {
             Self::Log(log) => Some(log.oldest_end()),
-            Self::Virtual(_) | Self::External(_) => None,
+            Self::Unlogged { .. } => None,
         }
     }
 
@@ -260,7 +238,7 @@ impl Sequencer {
     pub(crate) fn give_up_spares(&self) -> bool {
         match self {
             Self::Log(log) => log.give_up_spares(),
-            Self::Virtual(_) | Self::External(_) => false,
+            Self::Unlogged { .. } => false,
         }
     }
 
@@ -275,7 +253,7 @@ impl Sequencer {
     pub(crate) fn setback(&self) -> Option<crate::Error> {
         match self {
             Self::Log(log) => log.setback().map(Into::into),
-            Self::Virtual(_) | Self::External(_) => None,
+            Self::Unlogged { .. } => None,
         }
     }
 
@@ -283,27 +261,27 @@ impl Sequencer {
     pub(crate) fn recovery(&self) -> Option<&RecoveryReport> {
         match self {
             Self::Log(log) => Some(log.recovery()),
-            Self::Virtual(_) | Self::External(_) => None,
+            Self::Unlogged { .. } => None,
         }
     }
 
     pub(crate) fn stats(&self) -> Option<LogStats> {
         match self {
             Self::Log(log) => Some(log.stats()),
-            Self::Virtual(_) | Self::External(_) => None,
+            Self::Unlogged { .. } => None,
         }
     }
 
     pub(crate) fn close(&self) -> Result<()> {
         match self {
             Self::Log(log) => Ok(log.clone().close()?),
-            Self::Virtual(_) | Self::External(_) => Ok(()),
+            Self::Unlogged { .. } => Ok(()),
         }
     }
 }
 
 /// The engine's stream in the log.
-const STREAM: u32 = 0;
+pub(super) const STREAM: u32 = 0;
 
 fn parts_holder(commit: u64) -> String {
     format!("large-commit/{commit}")
@@ -320,8 +298,8 @@ const SEQ_END: Lsn = 1 << 62;
 /// The order of commits that come from an external journal.
 pub(crate) struct External {
     journal: Arc<dyn ExternalJournal>,
-    /// The end of the last commit: the least sequence number of the next.
-    next: AtomicU64,
+    /// Its next position is the end of the last commit: the least sequence number of the next.
+    sequence: Sequence,
     /// Below this everything is known to be durable, or in tables.
     durable: AtomicU64,
     /// Up to where the owner knows that all is flushed, as an end.
@@ -339,11 +317,11 @@ pub(crate) struct Turn<'a> {
 }
 
 impl External {
-    /// The order from `next` on. Everything below is in tables.
-    pub(crate) fn new(journal: Arc<dyn ExternalJournal>, next: Lsn) -> Self {
+    fn new(journal: Arc<dyn ExternalJournal>, sequence: Sequence) -> Self {
+        let next = sequence.next();
         Self {
             journal,
-            next: AtomicU64::new(next),
+            sequence,
             durable: AtomicU64::new(next),
             reported: AtomicU64::new(next),
             failed: OnceLock::new(),
@@ -359,48 +337,19 @@ impl External {
         }
     }
 
-    /// Takes the position at `seq`, for who has the turn.
-    pub(super) fn place(&self, seq: Lsn, hook: &mut impl AppendHook) -> Result<Span> {
-        self.check()?;
-        hook.before_reserve(self.next());
-        // Release pairs with the Acquire in `next`, the boundary's cutoff. A rotation's is part of
-        // the same sequence of read-modify-writes, as `FamilyState::with_mem` needs it.
-        self.next.fetch_max(seq + 1, Ordering::Release);
-        let span = Span {
-            start: seq,
-            end: seq + 1,
-        };
-        hook.reserved(span);
-        Ok(span)
-    }
-
-    /// The position of a rotation: between the last commit and the next.
-    pub(super) fn mark(&self, hook: &mut impl AppendHook) -> Span {
-        hook.before_reserve(self.next());
-        // A read-modify-write although nothing changes: a commit that is placed later reads from
-        // it, and sees that a rotation has begun.
-        let at = self.next.fetch_add(0, Ordering::Release);
-        let span = Span { start: at, end: at };
-        hook.reserved(span);
-        span
-    }
-
-    /// The end of the last commit.
-    pub(super) fn next(&self) -> Lsn {
-        self.next.load(Ordering::Acquire)
-    }
-
     /// The tables hold everything below `lsn`: commits go on there.
     pub(crate) fn go_on_at(&self, lsn: Lsn) {
         self.durable.fetch_max(lsn, Ordering::Relaxed);
-        self.next.fetch_max(lsn, Ordering::Release);
+        self.sequence.advance_to(lsn);
     }
 
     /// The durable boundary.
     pub(super) fn durable(&self) -> Lsn {
         let shown = self.journal.durable().saturating_add(1);
         // Relaxed: who finds tables below it in a view has loaded that since they were registered.
-        shown.max(self.durable.load(Ordering::Relaxed)).min(self.next())
+        shown
+            .max(self.durable.load(Ordering::Relaxed))
+            .min(self.sequence.next())
     }
 
     /// Waits until the journal is durable up to `end`. The first failure is final.
@@ -434,7 +383,7 @@ impl External {
     }
 
     /// Fails once the journal has.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         match self.failed.get() {
             Some(cause) => Err(Error::Poisoned {
                 cause: cause.to_string(),
@@ -455,7 +404,7 @@ impl External {
 impl Turn<'_> {
     /// Fails where tables that hold everything below `end` lack something that was applied.
     pub(crate) fn check_end(&self, end: Lsn) -> Result<()> {
-        let next = self.of.next();
+        let next = self.of.sequence.next();
         match (next..=SEQ_END).contains(&end) {
             true => Ok(()),
             false => Err(Error::SeqOutOfOrder {
@@ -467,7 +416,7 @@ impl Turn<'_> {
 
     /// Fails where a commit at `seq` would not be the last.
     pub(crate) fn check(&self, seq: Lsn) -> Result<()> {
-        let next = self.of.next();
+        let next = self.of.sequence.next();
         match (next..SEQ_END).contains(&seq) {
             true => Ok(()),
             false => Err(Error::SeqOutOfOrder { seq, next }),

@@ -1,7 +1,10 @@
 //! A commit's way through the order: it gets an appender and its position, and is waited for until it
 //! is visible.
 
-use collie_log::{Level, Lsn};
+use std::sync::atomic::Ordering;
+
+use collie_io::{Clock, RealClock};
+use collie_log::{AppendError, Level, Lsn, Span};
 use parking_lot::MutexGuard;
 
 use crate::memtable::At;
@@ -9,33 +12,46 @@ use crate::store::Store;
 use crate::store::family::FamilyState;
 use crate::store::view::{FlushCause, View};
 use crate::write::appenders::{Appender, Record};
-use crate::write::encoding::KIND_MARK;
-use crate::write::order::LogRoom;
+use crate::write::encoding::{self, KIND_MARK, KIND_PART};
+use crate::write::order::{LogRoom, STREAM, SequencerWorker};
 use crate::{Error, Result};
+
+/// A staging buffer that grew beyond this for one commit is freed.
+const STAGING_KEPT: usize = 1 << 20;
 
 impl Store {
     /// Waits until everything below `end` is in its memtables. Neither a failure nor closing ends
     /// the wait by itself: commits that are under way are applied all the same.
     pub(crate) fn wait_visible(&self, end: Lsn) -> Result<()> {
-        self.pipeline
-            .visible
-            .wait(end, self.sequencer(), || self.unapplied())
+        if self.visible_boundary() >= end {
+            return Ok(());
+        }
+        #[cfg(test)]
+        self.pipeline.waiters.fetch_add(1, Ordering::Relaxed);
+        let started = RealClock.monotonic();
+        let reached = self.sequencer().wait_visible(end);
+        let waited = RealClock.monotonic().saturating_sub(started);
+        self.pipeline.apply_wait_ns.fetch_add(waited, Ordering::Relaxed);
+        #[cfg(test)]
+        self.pipeline.waiters.fetch_sub(1, Ordering::Relaxed);
+        // The cause, where the thread that failed has said it by now.
+        reached.map_err(|error| self.unapplied().unwrap_or(error))
     }
 
     /// Everything below this LSN is in its memtables.
     pub(crate) fn visible_boundary(&self) -> Lsn {
-        self.pipeline.visible.boundary()
+        self.sequencer().visible()
     }
 
     /// Every commit that starts below this LSN is in its memtables, and durable.
     pub(crate) fn settled(&self) -> Lsn {
         let durable = self.sequencer().durable().unwrap_or(Lsn::MAX);
-        self.pipeline.visible.boundary().min(durable)
+        self.visible_boundary().min(durable)
     }
 
     #[cfg(test)]
     pub(crate) fn has_visibility_waiters(&self) -> bool {
-        self.pipeline.visible.has_waiters()
+        self.pipeline.waiters.load(Ordering::Relaxed) > 0
     }
 
     /// The tables hold everything below `lsn`, or are about to: it is visible, and what an external
@@ -62,19 +78,11 @@ impl Store {
     }
 
     fn mark_in(&self, room: LogRoom) -> Result<At> {
-        let mut system = self.pipeline.system.lock();
-        let appender = system.as_mut().ok_or(Error::Closed)?;
-        let unfinished = Unfinished(self);
-        let mark = appender.commit(
-            self.sequencer(),
-            &self.pipeline.visible,
-            KIND_MARK,
-            Record::Empty,
-            room,
-            |_| (),
-        );
-        std::mem::forget(unfinished);
-        self.note_outcome(mark)
+        let system = HeldAppender {
+            store: self,
+            held: self.pipeline.system.lock(),
+        };
+        system.commit(KIND_MARK, Record::Empty, room, |_| ())
     }
 
     /// An appender for a commit. `None` where row locks must be taken first and the caller has
@@ -98,7 +106,7 @@ impl Store {
         }
         if held.is_none() {
             self.check_open()?;
-            *held = Some(Appender::new(self.sequencer(), &self.pipeline.visible)?);
+            *held = Some(Appender::new(self.sequencer())?);
         }
         Ok(Some(HeldAppender { store: self, held }))
     }
@@ -108,15 +116,6 @@ impl Store {
     pub(crate) fn use_locks(&self) {
         self.locks()
             .enable(|| self.pipeline.appenders.wait_until_applied());
-    }
-
-    fn note_outcome(&self, committed: std::result::Result<At, (Error, bool)>) -> Result<At> {
-        committed.map_err(|(error, reserved)| {
-            if reserved {
-                self.leave_unapplied(error.clone());
-            }
-            error
-        })
     }
 
     /// Seals the family's active memtable at an LSN of its own; later commits go to a new one.
@@ -141,7 +140,13 @@ pub(crate) struct HeldAppender<'a> {
 }
 
 impl HeldAppender<'_> {
-    /// Commits a record. On return it is applied; it is visible when every earlier commit is.
+    /// Commits a record: reserves a position, copies the record there, and applies it with `apply`.
+    /// On return it is in its memtables; it is visible when every earlier commit is. An error from
+    /// before the reservation leaves nothing behind. After one from behind it, or a panic in `apply`,
+    /// the visible boundary stays below the commit for good, and the store takes no more writes.
+    ///
+    /// What came before an earlier reservation comes before `apply`: a rotation with a smaller LSN has
+    /// set its flag by then (`FamilyState::with_mem`).
     pub(crate) fn commit(
         mut self,
         kind: u8,
@@ -149,26 +154,84 @@ impl HeldAppender<'_> {
         room: LogRoom,
         apply: impl FnOnce(At),
     ) -> Result<At> {
-        let store = self.store;
-        let appender = self.held.as_mut().ok_or(Error::Closed)?;
-        let unfinished = Unfinished(store);
-        let committed = appender.commit(
-            store.sequencer(),
-            &store.pipeline.visible,
-            kind,
-            record,
-            room,
-            apply,
+        let Appender {
+            worker,
+            staging,
+            commits,
+            bytes,
+        } = self.held.as_mut().ok_or(Error::Closed)?;
+        let payload = match record {
+            Record::One(op) => {
+                staging.clear();
+                encoding::encode(staging, op);
+                &**staging
+            }
+            Record::Encoded(payload) => payload,
+            Record::Empty | Record::Placed { .. } => &[],
+        };
+        let apply = |Span { start, end }| {
+            reach!("appended");
+            apply(At { start, end });
+        };
+        debug_assert!(
+            !matches!(
+                (&*worker, record),
+                (SequencerWorker::Log(_), Record::Placed { .. })
+            ),
+            "a commit of a journal in a store with a log"
         );
+        let unfinished = Unfinished(self.store);
+        let committed = match (worker, record) {
+            (SequencerWorker::Unlogged { worker, .. }, Record::Placed { seq, .. }) => {
+                worker.place_then(seq, 1, apply).map_err(AppendError::Rejected)
+            }
+            (SequencerWorker::Unlogged { worker, step }, _) => {
+                worker.take_then(*step, apply).map_err(AppendError::Rejected)
+            }
+            (SequencerWorker::Log(worker), _) => worker.append_then(room, STREAM, kind, payload, apply),
+        };
         std::mem::forget(unfinished);
+        if committed.is_ok() {
+            *commits += u64::from(kind != KIND_PART);
+            *bytes += match record {
+                Record::Placed { bytes, .. } => bytes,
+                _ => payload.len(),
+            } as u64;
+            if staging.capacity() > STAGING_KEPT {
+                *staging = Vec::new();
+            }
+        }
         drop(self.held);
+        self.store.note_committed(kind, room, committed)
+    }
+}
+
+impl Store {
+    /// What a commit's outcome says of the store.
+    fn note_committed(
+        &self,
+        kind: u8,
+        room: LogRoom,
+        committed: std::result::Result<(Span, ()), AppendError>,
+    ) -> Result<At> {
+        let committed = match committed {
+            Ok((Span { start, end }, ())) => Ok(At { start, end }),
+            Err(AppendError::Rejected(error)) => Err(Error::from(error)),
+            Err(AppendError::Unapplied(error)) => {
+                let error = Error::from(error);
+                self.leave_unapplied(error.clone());
+                Err(error)
+            }
+        };
         match &committed {
-            Err((Error::StorageFull { .. }, _)) => store.request_room(),
-            Ok(_) if room == LogRoom::Relief => store.note_removal(),
-            Ok(_) => store.note_taken(),
+            // A mark takes nothing, and those who place it make room themselves.
+            _ if kind == KIND_MARK => {}
+            Err(Error::StorageFull { .. }) => self.request_room(),
+            Ok(_) if room == LogRoom::Relief => self.note_removal(),
+            Ok(_) => self.note_taken(),
             Err(_) => {}
         }
-        store.note_outcome(committed)
+        committed
     }
 }
 

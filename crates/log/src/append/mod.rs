@@ -3,5 +3,6 @@
 
 pub(crate) mod compress;
 pub(crate) mod ring;
+pub(crate) mod sequence;
 pub(crate) mod space;
 pub(crate) mod worker;

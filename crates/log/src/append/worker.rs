@@ -5,13 +5,14 @@ use std::sync::Arc;
 use collie_io::Nanos;
 
 use crate::append::compress::{Compressor, Stored};
+use crate::append::sequence::Pending;
 use crate::core::Core;
-use crate::error::LogError;
+use crate::error::{AppendError, LogError};
 use crate::flush::futures::RoomFor;
 use crate::format::{FIRST_OWN_KIND, FrameHeader, FrameStart, KIND_CLOSE, KIND_SEAL, MAX_STREAM, frame_len};
 use crate::lockfree::boundary::SlotId;
 use crate::lockfree::limit::Room;
-use crate::lockfree::sync::Ordering;
+use crate::lockfree::sync::{Ordering, fence};
 use crate::options::Compression;
 use crate::stats::{SAMPLE, Share, since};
 use crate::{Lsn, Span};
@@ -20,23 +21,45 @@ use zerocopy::IntoBytes;
 /// Why a log stops whose worker left a hole.
 const UNFINISHED: &str = "a worker failed between reserving a frame and completing it";
 
-/// Sees an append from inside. An engine that keeps a second
-/// [`CompletionBoundary`](crate::CompletionBoundary), over "applied", makes its slot pending in
-/// both calls and complete once it has applied what it appended.
-///
-/// Refusals ([`LogError::StorageFull`], [`LogError::TooLarge`], a poisoned log) happen before
-/// either call.
-pub trait AppendHook {
-    /// The reservation counter as it was just before the reservation.
-    fn before_reserve(&mut self, next: Lsn);
-    /// The frame's place.
-    fn reserved(&mut self, span: Span);
+/// Sees an append from inside. What is refused is refused before either call.
+trait Hook {
+    /// Whether the frame is to be applied, so that it holds the applied boundary.
+    const APPLIES: bool;
+    /// Just before the reservation; `next` is the counter's value, or an older one.
+    fn before_reserve(&mut self, worker: &Worker, next: Lsn);
+    /// The frame has its place, and is not copied yet.
+    fn reserved(&mut self, worker: &Worker, span: Span);
 }
 
 /// No hook.
-impl AppendHook for () {
-    fn before_reserve(&mut self, _next: Lsn) {}
-    fn reserved(&mut self, _span: Span) {}
+impl Hook for () {
+    const APPLIES: bool = false;
+
+    fn before_reserve(&mut self, _worker: &Worker, _next: Lsn) {}
+    fn reserved(&mut self, _worker: &Worker, _span: Span) {}
+}
+
+/// Makes the worker's slot for the applied boundary pending, as the log does its own around the
+/// reservation.
+struct ToApply {
+    is_pending: bool,
+}
+
+impl Hook for ToApply {
+    const APPLIES: bool = true;
+
+    fn before_reserve(&mut self, worker: &Worker, next: Lsn) {
+        if let Some(slots) = &worker.slots {
+            self.is_pending = true;
+            worker.core.order.applied.set_pending(&slots.applied, next);
+        }
+    }
+
+    fn reserved(&mut self, worker: &Worker, span: Span) {
+        if let Some(slots) = &worker.slots {
+            worker.core.order.applied.set_pending(&slots.applied, span.start);
+        }
+    }
 }
 
 /// Appends frames; one thread at a time, so a thread usually has its own.
@@ -44,17 +67,28 @@ impl AppendHook for () {
 pub struct Worker {
     core: Arc<Core>,
     /// Always there until the worker is dropped.
-    slot: Option<SlotId>,
+    slots: Option<Slots>,
+    /// A frame that it appended is not applied and will not be.
+    is_stuck: bool,
     /// Counts down to the next timed append.
     sample: u32,
     /// Where payloads are compressed, if they are.
     compressor: Option<Box<Compressor>>,
 }
 
+/// A worker's slots.
+#[derive(Debug)]
+struct Slots {
+    copied: SlotId,
+    applied: SlotId,
+}
+
 impl Worker {
     /// A worker of the log's user.
     pub(crate) fn new(core: Arc<Core>) -> Result<Self, LogError> {
-        let slot = core.completion.register().ok_or(LogError::TooManyWorkers {
+        let order = &core.order;
+        let both = order.completion.register().zip(order.applied.register());
+        let (copied, applied) = both.ok_or(LogError::TooManyWorkers {
             limit: core.options.max_workers,
         })?;
         let compressor = match core.options.compression {
@@ -63,7 +97,8 @@ impl Worker {
         };
         Ok(Self {
             core,
-            slot: Some(slot),
+            slots: Some(Slots { copied, applied }),
+            is_stuck: false,
             sample: SAMPLE,
             compressor,
         })
@@ -83,77 +118,115 @@ impl Worker {
     /// [`LogError::Poisoned`], [`LogError::Closed`]: nothing was appended. If the log is poisoned
     /// while the append waits for room, the frame is lost with it.
     pub fn append(&mut self, stream: u32, kind: u8, payload: &[u8]) -> Result<Span, LogError> {
-        self.append_with(stream, kind, payload, &mut ())
+        self.append_in(Room::Commit, stream, kind, payload)
     }
 
-    /// As [`Worker::append`], seen from inside by `hook`.
+    /// As [`Worker::append`], in a [`Room`] that may be there when others are full.
     ///
     /// # Errors
     /// As [`Worker::append`].
-    pub fn append_with<H: AppendHook>(
-        &mut self,
-        stream: u32,
-        kind: u8,
-        payload: &[u8],
-        hook: &mut H,
-    ) -> Result<Span, LogError> {
-        self.append_users(stream, kind, payload, hook, Room::Commit)
+    pub fn append_in(&mut self, room: Room, stream: u32, kind: u8, payload: &[u8]) -> Result<Span, LogError> {
+        self.append_hooked(room, stream, kind, payload, &mut ())
     }
 
-    /// As [`Worker::append_with`], for a frame without payload that may help to make room, such as
-    /// the mark up to which something is about to be saved elsewhere. It has room where other
-    /// appends are refused: a part of the prepared space is kept for marks, some thousands of them
-    /// by default.
+    /// As [`Worker::append_in`], and applies with `apply` what was appended, such as to a table in
+    /// memory that is recovered from the log. [`Log::applied`](crate::Log::applied) does not pass the
+    /// frame before `apply` has returned, so a thread that reads below it sees every commit there
+    /// wholly, and a prefix of the order. Others append and apply meanwhile. What happened before an append at a
+    /// lower LSN was reserved happens before `apply`.
+    ///
+    /// `apply` runs on the calling thread. It may take locks, but must not wait for
+    /// [`Log::wait_applied`](crate::Log::wait_applied).
     ///
     /// # Errors
-    /// As [`Worker::append`].
-    pub fn append_mark<H: AppendHook>(
-        &mut self,
-        stream: u32,
-        kind: u8,
-        hook: &mut H,
-    ) -> Result<Span, LogError> {
-        self.append_users(stream, kind, &[], hook, Room::Mark)
-    }
-
-    /// As [`Worker::append_with`], for a frame that takes data away rather than bringing some, so
-    /// that it helps to make room in the end. Where other appends are refused because the device is
-    /// full, a part of the prepared space is kept for these: a sixteenth of a segment, 512 KiB at
-    /// most, and as much for one large frame.
+    /// [`AppendError::Rejected`] with an error of [`Worker::append`]: nothing was appended.
+    /// [`AppendError::Unapplied`]: the frame has its place, and the log failed before `apply` could
+    /// run; the applied boundary stays below it for good, as it does where `apply` panics. This worker
+    /// then applies nothing any more ([`LogError::Unapplied`]).
     ///
-    /// # Errors
-    /// As [`Worker::append`].
-    pub fn append_relief<H: AppendHook>(
+    /// ```
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    /// use collie_log::{Log, LogOptions, Room};
+    /// # let dir = tempfile::tempdir()?;
+    /// let log = Log::open(dir.path().join("log"), LogOptions::default())?;
+    /// let total = AtomicU64::new(0);
+    /// let mut worker = log.worker()?;
+    /// let apply = |_span| total.fetch_add(7, Ordering::Relaxed) + 7;
+    /// let (span, sum) = worker.append_then(Room::Commit, 0, 1, b"add 7", apply)?;
+    /// log.wait_applied(span.end)?; // And whatever was appended before it.
+    /// assert_eq!((sum, log.applied()), (7, span.end));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn append_then<T>(
         &mut self,
-        stream: u32,
-        kind: u8,
-        payload: &[u8],
-        hook: &mut H,
-    ) -> Result<Span, LogError> {
-        self.append_users(stream, kind, payload, hook, Room::Relief)
-    }
-
-    fn append_users<H: AppendHook>(
-        &mut self,
-        stream: u32,
-        kind: u8,
-        payload: &[u8],
-        hook: &mut H,
         room: Room,
-    ) -> Result<Span, LogError> {
-        self.append_checked(stream, kind, payload, |worker, stored| {
-            worker.place(stream, kind, stored, hook, room)
-        })
+        stream: u32,
+        kind: u8,
+        payload: &[u8],
+        apply: impl FnOnce(Span) -> T,
+    ) -> Result<(Span, T), AppendError> {
+        if self.is_stuck {
+            return Err(AppendError::Rejected(LogError::Unapplied));
+        }
+        // Cleared at the end; a panic before that leaves it set.
+        self.is_stuck = true;
+        let mut hook = ToApply { is_pending: false };
+        let span = match self.append_hooked(room, stream, kind, payload, &mut hook) {
+            Ok(span) => span,
+            Err(error) if hook.is_pending => return Err(AppendError::Unapplied(error)),
+            Err(error) => {
+                self.is_stuck = false;
+                return Err(AppendError::Rejected(error));
+            }
+        };
+        let order = &self.core.order;
+        let pending = Pending(&order.applied);
+        // Pairs with the Release of every reservation: what came before one at a lower LSN is seen.
+        fence(Ordering::Acquire);
+        let done = apply(span);
+        std::mem::forget(pending);
+        if let Some(slots) = &self.slots {
+            order.applied.complete(&slots.applied, span.end, &order.next);
+        }
+        self.is_stuck = false;
+        Ok((span, done))
     }
 
-    /// Appends by `place` what may be appended, and counts it.
-    fn append_checked(
+    /// As [`Worker::append`], and calls `before` just before the reservation and `reserved` between
+    /// that and the copy: for tests.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub fn append_paused(
         &mut self,
         stream: u32,
         kind: u8,
         payload: &[u8],
-        place: impl FnOnce(&mut Self, Stored<'_>) -> Result<Span, LogError>,
+        [before, reserved]: [&mut dyn FnMut(Lsn); 2],
     ) -> Result<Span, LogError> {
+        let mut paused = Paused { before, reserved };
+        self.append_hooked(Room::Commit, stream, kind, payload, &mut paused)
+    }
+
+    /// Appends what may be appended, and counts it.
+    fn append_hooked<H: Hook>(
+        &mut self,
+        room: Room,
+        stream: u32,
+        kind: u8,
+        payload: &[u8],
+        hook: &mut H,
+    ) -> Result<Span, LogError> {
+        self.check(stream, kind, payload)?;
+        let mut compressor = self.compressor.take();
+        let stored = store(&mut compressor, payload);
+        let placed = self.place(stream, kind, stored, hook, room);
+        let counted = self.count(payload, stored, placed);
+        self.compressor = compressor;
+        counted
+    }
+
+    /// Whether the frame may be appended at all.
+    fn check(&self, stream: u32, kind: u8, payload: &[u8]) -> Result<(), LogError> {
         if stream > MAX_STREAM || kind >= FIRST_OWN_KIND {
             return Err(LogError::Options {
                 option: if stream > MAX_STREAM { "stream" } else { "kind" },
@@ -168,28 +241,29 @@ impl Worker {
                 limit: limit as u64,
             });
         }
-        // Before the reservation, so that no thread waits behind it.
-        let mut compressor = self.compressor.take();
-        let stored = match &mut compressor {
-            Some(compressor) => compressor.store(payload),
-            None => Stored::plain(payload),
-        };
-        let placed = place(self, stored);
+        Ok(())
+    }
+
+    /// Counts a frame that was placed.
+    fn count(
+        &self,
+        payload: &[u8],
+        stored: Stored<'_>,
+        placed: Result<Span, LogError>,
+    ) -> Result<Span, LogError> {
         if let (Ok(span), Some(share)) = (&placed, self.share()) {
             share.add(span);
             if self.core.options.compression != Compression::None {
                 share.add_compression(payload.len(), stored);
             }
         }
-        self.compressor = compressor;
         placed
     }
 
     /// This worker's share of the counts.
     fn share(&self) -> Option<&Share> {
-        self.slot
-            .as_ref()
-            .and_then(|s| self.core.stats.counts.of(s.index()))
+        let slots = self.slots.as_ref()?;
+        self.core.stats.counts.of(slots.copied.index())
     }
 
     /// A frame of the log's own.
@@ -204,7 +278,7 @@ impl Worker {
         self.place(0, KIND_CLOSE, Stored::plain(&[]), &mut (), Room::Commit)
     }
 
-    fn place<H: AppendHook>(
+    fn place<H: Hook>(
         &mut self,
         stream: u32,
         kind: u8,
@@ -215,7 +289,7 @@ impl Worker {
         let payload = stored.bytes;
         let started = self.sampled();
         let core = &*self.core;
-        let Some(slot) = &self.slot else {
+        let Some(Slots { copied, .. }) = &self.slots else {
             return Err(LogError::Closed);
         };
 
@@ -224,17 +298,19 @@ impl Worker {
         let turn = self.admit(len, room)?;
         let frame = start_of(core, stream, kind, stored);
 
-        let start = core
-            .completion
-            .reserve(slot, &core.next, len, |next| hook.before_reserve(next));
+        let order = &core.order;
+        let before = |next| hook.before_reserve(self, next);
+        let start = order.completion.reserve(copied, &order.next, len, before);
         // A panic before the copy is complete leaves a hole that no frame may be acknowledged
         // behind.
         let armed = core.armed(UNFINISHED);
+        // Dropped by a failure too: what is not copied is not applied.
+        let pending = H::APPLIES.then(|| Pending(&order.applied));
         let span = Span {
             start,
             end: start + len,
         };
-        hook.reserved(span);
+        hook.reserved(self, span);
         drop(turn);
         let reserved = started.map(|at| (at, core.now()));
 
@@ -255,8 +331,9 @@ impl Worker {
         unsafe {
             copy(core, frame, span, payload);
         }
-        core.completion.set_complete(slot, span.end);
+        core.order.completion.set_complete(copied, span.end);
         armed.disarm();
+        std::mem::forget(pending);
 
         if let Some((at, reserved)) = reserved {
             core.stats.recorder.reserve_ns.add(since(at, reserved));
@@ -276,9 +353,13 @@ impl Worker {
     /// [`LogError::WouldBlock`] where the append would have to wait: nothing was appended, and
     /// [`Log::room`](crate::Log::room) says when to try again. Else as [`Worker::append`].
     pub fn try_append(&mut self, stream: u32, kind: u8, payload: &[u8]) -> Result<Span, LogError> {
-        self.append_checked(stream, kind, payload, |worker, stored| {
-            worker.try_place(stream, kind, stored)
-        })
+        self.check(stream, kind, payload)?;
+        let mut compressor = self.compressor.take();
+        let stored = store(&mut compressor, payload);
+        let placed = self.try_place(stream, kind, stored);
+        let counted = self.count(payload, stored, placed);
+        self.compressor = compressor;
+        counted
     }
 
     /// Appends when there is room, as [`Worker::append`], and awaits that instead of waiting for it:
@@ -301,20 +382,24 @@ impl Worker {
     /// As [`Worker::place`], where nothing has to be waited for.
     fn try_place(&self, stream: u32, kind: u8, stored: Stored<'_>) -> Result<Span, LogError> {
         let core = &*self.core;
-        let Some(slot) = &self.slot else {
+        let Some(Slots { copied, .. }) = &self.slots else {
             return Err(LogError::Closed);
         };
         let len = frame_len(stored.bytes.len());
         let frame = start_of(core, stream, kind, stored);
         // Lock-free: where the counter has moved, another worker has reserved.
         let span = loop {
-            let start = core.next.glance();
+            let start = core.order.next.glance();
             let end = start + len;
             if !core.has_room_at(start, len) {
                 self.call_flusher(start);
                 return Err(LogError::WouldBlock);
             }
-            if core.completion.try_reserve_at(slot, &core.next, start, len) {
+            if core
+                .order
+                .completion
+                .try_reserve_at(copied, &core.order.next, start, len)
+            {
                 break Span { start, end };
             }
         };
@@ -325,7 +410,7 @@ impl Worker {
         unsafe {
             copy(core, frame, span, stored.bytes);
         }
-        core.completion.set_complete(slot, span.end);
+        core.order.completion.set_complete(copied, span.end);
         armed.disarm();
         self.call_flusher(span.end);
         Ok(span)
@@ -333,11 +418,11 @@ impl Worker {
 
     fn admit(&self, len: u64, room: Room) -> Result<Option<crate::append::space::LargeTurn<'_>>, LogError> {
         let core = &*self.core;
-        if let Some(turn) = core.space.admit_at_once(&core.next, len, room) {
+        if let Some(turn) = core.space.admit_at_once(&core.order.next, len, room) {
             return Ok(turn);
         }
         let start = core.now();
-        let turn = core.space.admit(&core.segments, &core.next, len, room);
+        let turn = core.space.admit(&core.segments, &core.order.next, len, room);
         core.stats.recorder.prepare_ns.add(since(start, core.now()));
         core.weigh(turn).map_err(|error| {
             core.stats.recorder.refused.fetch_add(1, Ordering::Relaxed);
@@ -363,6 +448,14 @@ impl Worker {
         }
         self.sample = SAMPLE;
         Some(self.core.now())
+    }
+}
+
+/// The payload as it is to be stored: before the reservation, so that no thread waits behind it.
+fn store<'a>(compressor: &'a mut Option<Box<Compressor>>, payload: &'a [u8]) -> Stored<'a> {
+    match compressor {
+        Some(compressor) => compressor.store(payload),
+        None => Stored::plain(payload),
     }
 }
 
@@ -399,13 +492,35 @@ impl Drop for Worker {
     fn drop(&mut self) {
         // A slot that is pending after a failure, or when the log has ended, stays so, and is never
         // handed out again.
-        if let Some(slot) = self.slot.take()
+        if let Some(Slots { copied, applied }) = self.slots.take()
             && self.core.check_process().is_ok()
             && self.core.poisoned().is_none()
             && !self.core.has_ended()
         {
-            self.core.completion.unregister(slot);
+            self.core.order.completion.unregister(copied);
+            if !self.is_stuck {
+                self.core.order.applied.unregister(applied);
+            }
         }
+    }
+}
+
+#[cfg(feature = "testing")]
+struct Paused<'a> {
+    before: &'a mut dyn FnMut(Lsn),
+    reserved: &'a mut dyn FnMut(Lsn),
+}
+
+#[cfg(feature = "testing")]
+impl Hook for Paused<'_> {
+    const APPLIES: bool = false;
+
+    fn before_reserve(&mut self, _worker: &Worker, next: Lsn) {
+        (self.before)(next);
+    }
+
+    fn reserved(&mut self, _worker: &Worker, span: Span) {
+        (self.reserved)(span.start);
     }
 }
 

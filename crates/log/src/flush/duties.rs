@@ -301,7 +301,7 @@ impl Flushing {
         if !self.rests {
             self.core.tasks.watchers.rest();
             self.rests = true;
-            if self.core.next.cutoff_in_order() != self.quiet_at {
+            if self.core.order.next.cutoff_in_order() != self.quiet_at {
                 // It may not have seen that the flusher rests.
                 self.end_rest();
                 return Next::Sleep(Some(interval));

@@ -6,7 +6,7 @@
 //! holds acknowledged bytes is ever written again.
 //!
 //! The filler stands exactly at the completion boundary or nowhere:
-//! [`CompletionBoundary::try_reserve_at`](crate::CompletionBoundary) takes that position with a
+//! `CompletionBoundary::try_reserve_at` takes that position with a
 //! compare-exchange, which fails when another thread has appended since the boundary was read. Then
 //! the boundary moves on, and the leader tries again, [`TRIES`] times at most. After that the group
 //! takes the whole blocks that are there.
@@ -69,13 +69,17 @@ impl Core {
 
     /// Puts a filler at `at`, which is at byte `in_block` of a block and was the boundary a moment
     /// ago. Returns its end; `None` where that is taken, or the ring has no room for it yet.
-    fn pad(&self, slot: &crate::SlotId, in_block: u64, at: Lsn) -> Option<Lsn> {
+    fn pad(&self, slot: &crate::lockfree::boundary::SlotId, in_block: u64, at: Lsn) -> Option<Lsn> {
         let len = filler_len(in_block);
         let end = at + len;
-        if end > self.written() + self.ring.capacity() || self.next.glance() != at {
+        if end > self.written() + self.ring.capacity() || self.order.next.glance() != at {
             return None;
         }
-        if !self.completion.try_reserve_at(slot, &self.next, at, len) {
+        if !self
+            .order
+            .completion
+            .try_reserve_at(slot, &self.order.next, at, len)
+        {
             return None;
         }
         let (payload, _) = ZEROS.split_at(len as usize - FRAME_HEADER);
@@ -94,7 +98,7 @@ impl Core {
             self.ring.copy_in(at, header.as_bytes());
             self.ring.copy_in(at + FRAME_HEADER as u64, payload);
         }
-        self.completion.complete_at_boundary(slot, end);
+        self.order.completion.complete_at_boundary(slot, end);
         self.flush.last_filler.placed(Span { start: at, end });
         self.stats.recorder.filler_bytes.fetch_add(len, Ordering::Relaxed);
         Some(end)

@@ -99,7 +99,7 @@ impl Core {
         if let Err(stopped) = self.check() {
             return Some(Err(stopped));
         }
-        let next = self.next.glance();
+        let next = self.order.next.glance();
         if self.has_room_at(next, len) {
             return Some(Ok(()));
         }
@@ -143,7 +143,7 @@ impl Core {
         // Others took the space that was prepared for those that are left. They sleep, so no other
         // thread asks for more.
         if let Some(len) = self.tasks.waiting.longest_without_room()
-            && !self.space.admits_exactly(self.next.glance(), len)
+            && !self.space.admits_exactly(self.order.next.glance(), len)
         {
             self.threads.preparer.call();
         }

@@ -58,6 +58,12 @@ impl Reservations {
         self.0.load(Ordering::Acquire)
     }
 
+    /// Raises it to `to`, unless it is there already: all below is reserved, by nobody in particular.
+    /// Release pairs with the Acquire in [`Reservations::cutoff`].
+    pub(crate) fn advance_to(&self, to: Lsn) {
+        self.0.fetch_max(to, Ordering::Release);
+    }
+
     /// As [`Reservations::cutoff`], in one order with what the caller stored before, SeqCst: a
     /// reservation that is not counted here finds that store behind it.
     pub(crate) fn cutoff_in_order(&self) -> Lsn {
@@ -72,10 +78,9 @@ struct Slot(AtomicU64);
 
 /// The slots of all workers, and the boundary.
 ///
-/// The log has one over "copied"; a storage engine may have another over "applied", fed from the
-/// same reservation counter through [`AppendHook`](crate::AppendHook).
+/// A log has one over "copied", and another over "applied", on the same reservation counter.
 #[derive(Debug)]
-pub struct CompletionBoundary {
+pub(crate) struct CompletionBoundary {
     slots: Box<[Slot]>,
     /// How many slots were ever handed out; only these are scanned.
     used: AtomicUsize,
@@ -86,20 +91,18 @@ pub struct CompletionBoundary {
 /// The right to write one slot of a [`CompletionBoundary`]. It is handed back to
 /// [`CompletionBoundary::unregister`].
 #[derive(Debug, PartialEq, Eq)]
-pub struct SlotId(usize);
+pub(crate) struct SlotId(usize);
 
 impl SlotId {
     /// The slot's number, less than the boundary's `max_slots`.
-    #[must_use]
-    pub fn index(&self) -> usize {
+    pub(crate) fn index(&self) -> usize {
         self.0
     }
 }
 
 impl CompletionBoundary {
     /// The boundary of at most `max_slots` workers whose log is complete up to `start`.
-    #[must_use]
-    pub fn new(max_slots: usize, start: Lsn) -> Self {
+    pub(crate) fn new(max_slots: usize, start: Lsn) -> Self {
         Self {
             slots: (0..max_slots).map(|_| Slot(AtomicU64::new(FREE))).collect(),
             used: AtomicUsize::new(0),
@@ -109,7 +112,7 @@ impl CompletionBoundary {
     }
 
     /// A slot for a worker; `None` where all are taken.
-    pub fn register(&self) -> Option<SlotId> {
+    pub(crate) fn register(&self) -> Option<SlotId> {
         let mut returned = lock(&self.returned);
         if let Some(index) = returned.pop() {
             return Some(SlotId(index));
@@ -125,7 +128,7 @@ impl CompletionBoundary {
     }
 
     /// Gives a slot back. Its last frame must be complete.
-    pub fn unregister(&self, slot: SlotId) {
+    pub(crate) fn unregister(&self, slot: SlotId) {
         if let Some(Slot(word)) = self.slots.get(slot.0) {
             debug_assert_eq!(
                 word.load(Ordering::Relaxed) & PENDING,
@@ -185,12 +188,12 @@ impl CompletionBoundary {
     }
 
     /// Steps 1 and 3: from `lsn` on, the slot's worker may have a hole.
-    pub fn set_pending(&self, slot: &SlotId, lsn: Lsn) {
+    pub(crate) fn set_pending(&self, slot: &SlotId, lsn: Lsn) {
         self.store(slot, PENDING | lsn);
     }
 
     /// Step 5: the slot's worker has completed everything up to `end`.
-    pub fn set_complete(&self, slot: &SlotId, end: Lsn) {
+    pub(crate) fn set_complete(&self, slot: &SlotId, end: Lsn) {
         self.store(slot, end);
     }
 
@@ -204,7 +207,7 @@ impl CompletionBoundary {
 
     /// Scans the slots and returns the boundary; it never goes back. `cutoff` reads the reservation
     /// counter with Acquire; it is called before the scan.
-    pub fn scan(&self, cutoff: impl FnOnce() -> Lsn) -> Lsn {
+    pub(crate) fn scan(&self, cutoff: impl FnOnce() -> Lsn) -> Lsn {
         let mut boundary = cutoff();
         // After the cutoff: the registrations of all who reserved below it are seen.
         let used = self.used.load(Ordering::Acquire);
@@ -220,15 +223,13 @@ impl CompletionBoundary {
     }
 
     /// The boundary as the last scan left it. All frames below it may be read.
-    #[must_use]
-    pub fn boundary(&self) -> Lsn {
+    pub(crate) fn boundary(&self) -> Lsn {
         // Acquire pairs with the AcqRel in `scan`.
         self.boundary.load(Ordering::Acquire)
     }
 
     /// How many slots a scan reads.
-    #[must_use]
-    pub fn slots_in_use(&self) -> usize {
+    pub(crate) fn slots_in_use(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 }

@@ -27,20 +27,24 @@
 //! and by the same argument commits alone never pass what is kept from them, nor commits and relief
 //! what is kept for marks. What commits need for a large frame lies before all that (`limit` is
 //! `prepared` without it), and what relief needs for one before what is kept for marks. What is
-//! kept for marks has beyond another `slack` room for them, however full the device is.
+//! kept for marks has room for another `slack` of them, however full the device is.
 
 use crate::Lsn;
 use crate::lockfree::boundary::Reservations;
 use crate::lockfree::sync::{AtomicU64, Ordering};
 
-/// Who asks for room.
+/// Which of the prepared room a frame may use: where the device is full, some is left to frames by
+/// which there is more in the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Room {
-    /// Appends that add data.
+pub enum Room {
+    /// It adds data.
     Commit,
-    /// Appends that remove data: see [`Worker::append_relief`](crate::Worker::append_relief).
+    /// It takes data away rather than bringing some. A part of the prepared space is kept for these: a
+    /// sixteenth of a segment, 512 KiB at most, and as much for one large frame.
     Relief,
-    /// Appends that may make room: see [`Worker::append_mark`](crate::Worker::append_mark).
+    /// It is small (64 bytes in the log, without a payload 32) and may help to make room: such as the
+    /// mark up to which something is about to be saved elsewhere. Room is kept for some thousands of
+    /// them by default. A larger one has the room of [`Room::Commit`].
     Mark,
 }
 
@@ -93,11 +97,12 @@ impl Limit {
         self.slack + self.relief + self.relief_max + self.marks
     }
 
-    /// By which rule a frame of `len` bytes is admitted: relief that is too large for what is kept
-    /// is a commit.
+    /// By which rule a frame of `len` bytes is admitted: what is too large for what is kept for its
+    /// kind is a commit.
     pub(crate) fn room_for(&self, len: u64, room: Room) -> Room {
         match room {
             Room::Relief if !self.is_small(len) && len > self.relief_max => Room::Commit,
+            Room::Mark if !self.is_small(len) => Room::Commit,
             room => room,
         }
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 use collie_check::images::{DIR, Setup, commit, find};
 use collie_check::{Ledger, Survives};
 use collie_io::{Device, OpenMode, write_all_at};
-use collie_log::{AppendHook, Level, Log, LogError, LogOptions, Lsn, RingOutcome, Span, Worker};
+use collie_log::{Level, Log, LogError, LogOptions, Lsn, RingOutcome, Worker};
 use collie_sim::{Image, PowerCut, SECTOR, SimDevice, Snapshot, VOLATILE_DIR};
 
 /// A log with two commits on disk and two more in its ring.
@@ -46,37 +46,19 @@ fn the_ring_of_a_dead_process_is_recovered() {
     assert!(warnings.is_empty(), "{warnings:?}");
 }
 
-/// Lets another worker append and be acknowledged between reservation and copy.
-struct Overtaken<'a> {
-    log: &'a Log,
-    worker: &'a mut Worker,
-    ledger: &'a Ledger,
-    device: &'a SimDevice,
-    moment: Option<Snapshot>,
-}
-
-impl AppendHook for Overtaken<'_> {
-    fn before_reserve(&mut self, _next: Lsn) {}
-
-    fn reserved(&mut self, _span: Span) {
-        commit(self.log, self.worker, self.ledger, 24, Some(Level::Process)).unwrap();
-        self.moment = Some(self.device.snapshot());
-    }
-}
-
 #[test]
 fn a_complete_frame_behind_a_hole_of_the_ring_counts() {
     let (device, ledger, log, mut worker, setup) = world(true);
     let mut slow = log.worker().unwrap();
-    let mut hook = Overtaken {
-        log: &log,
-        worker: &mut worker,
-        ledger: &ledger,
-        device: &device,
-        moment: None,
+    let mut moment = None;
+    // Another worker appends and is acknowledged between reservation and copy.
+    let mut overtake = |_| {
+        commit(&log, &mut worker, &ledger, 24, Some(Level::Process)).unwrap();
+        moment = Some(device.snapshot());
     };
-    slow.append_with(1, 2, b"never completed", &mut hook).unwrap();
-    let image = hook.moment.unwrap().process_death();
+    slow.append_paused(1, 2, b"never completed", [&mut |_| (), &mut overtake])
+        .unwrap();
+    let image = moment.unwrap().process_death();
     let (ring, _) = recover(&image, &ledger, Survives::Process, setup);
     assert_eq!(ring, RingOutcome::Recovered { frames: 3, holes: 1 });
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use collie_check::images::{DIR, Setup, commit, find};
 use collie_check::{Ledger, Survives};
 use collie_io::Device;
-use collie_log::{Level, Log, LogError, LogOptions, RingOutcome, Worker};
+use collie_log::{Level, Log, LogError, LogOptions, RingOutcome, Room, Worker};
 use collie_sim::{FaultKind, Points, PowerCut, SimDevice, VOLATILE_DIR};
 
 fn open(device: &SimDevice, setup: Setup) -> (Log, Worker) {
@@ -260,10 +260,10 @@ fn relief_has_room_on_a_full_disk() {
         let (device, ledger) = (SimDevice::new(4), Ledger::new());
         let (log, mut worker, _) = filled(&device, &ledger, setup, 600_000);
         let kept = setup.segment_bytes / 16;
-        let large = worker.append_relief(0, 1, &[1; 3_000], &mut ()).unwrap();
+        let large = worker.append_in(Room::Relief, 0, 1, &[1; 3_000]).unwrap();
         log.wait(large.end, Level::Disk).unwrap();
         let mut relieved = large.end - large.start;
-        while let Ok(span) = worker.append_relief(0, 1, &[1; 100], &mut ()) {
+        while let Ok(span) = worker.append_in(Room::Relief, 0, 1, &[1; 100]) {
             log.wait(span.end, Level::Disk).unwrap();
             relieved += span.end - span.start;
             let refused = worker.append(0, 1, &[1; 24]);
@@ -274,8 +274,14 @@ fn relief_has_room_on_a_full_disk() {
         }
         // A frame and what a worker may overrun its look by are left.
         assert!(relieved + 1_000 >= kept, "{relieved} bytes of {kept}");
+        // What calls itself a mark and is none has the room of a commit.
+        let disguised = worker.append_in(Room::Mark, 0, 1, &[1; 3_000]);
+        assert!(
+            matches!(disguised, Err(LogError::StorageFull { .. })),
+            "{disguised:?}"
+        );
         for _ in 0..8 {
-            worker.append_mark(0, 1, &mut ()).unwrap();
+            worker.append_in(Room::Mark, 0, 1, &[]).unwrap();
         }
         log.flush(Level::Disk).unwrap();
     }

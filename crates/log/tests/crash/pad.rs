@@ -8,7 +8,7 @@ use std::path::Path;
 use collie_check::images::{DIR, Setup, commit, find};
 use collie_check::{Ledger, Survives};
 use collie_io::{BLOCK, Device, OpenMode, read_exact_at};
-use collie_log::{Level, Log, LogError, Lsn, RingOutcome, Worker};
+use collie_log::{Level, Log, LogError, Lsn, RingOutcome, Room, Worker};
 use collie_sim::{Data, Keep, Op, OpKind, Points, PowerCut, SimDevice, Snapshot};
 
 const SETUPS: [(bool, bool); 4] = [(true, true), (true, false), (false, true), (false, false)];
@@ -173,7 +173,7 @@ fn a_full_disk_refuses_appends_and_has_room_for_every_filler() {
             assert!(matches!(refused, LogError::StorageFull { .. }), "{refused}");
             // Marks have room left, and each is flushed by itself.
             let mut marks = 0;
-            while let Ok(span) = worker.append_mark(0, 0, &mut ()) {
+            while let Ok(span) = worker.append_in(Room::Mark, 0, 0, &[]) {
                 log.wait(span.end, Level::Disk).unwrap();
                 marks += 1;
             }

@@ -32,20 +32,13 @@ fn frames(log: &Log, from: u64) -> Vec<Frame> {
 
 #[test]
 fn a_panic_in_mid_append_poisons_the_log() {
-    struct Panics;
-    impl collie_log::AppendHook for Panics {
-        fn before_reserve(&mut self, _: u64) {}
-        fn reserved(&mut self, _: collie_log::Span) {
-            panic!("on purpose");
-        }
-    }
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(dir.path(), small()).unwrap();
     let before = log.worker().unwrap().append(0, 0, b"before").unwrap();
     let appended = log.clone();
     let panicked = std::thread::spawn(move || {
         let mut worker = appended.worker().unwrap();
-        let _ = worker.append_with(0, 0, b"never", &mut Panics);
+        let _ = worker.append_paused(0, 0, b"never", [&mut |_| (), &mut |_| panic!("on purpose")]);
     });
     assert!(panicked.join().is_err());
     let error = log.worker().unwrap().append(0, 0, b"after").unwrap_err();

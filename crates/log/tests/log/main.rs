@@ -2,6 +2,7 @@
 //! across crashes is in the test program `crash`. One program, as each links all of it.
 
 mod appending;
+mod applying;
 mod archive;
 mod changes;
 mod compression;

@@ -7,9 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
-use collie_log::{
-    AppendHook, Compression, FIRST_LSN, Frame, Level, Log, LogError, LogOptions, RingMode, Span,
-};
+use collie_log::{Compression, FIRST_LSN, Frame, Level, Log, LogError, LogOptions, RingMode};
 
 fn options() -> LogOptions {
     LogOptions {
@@ -193,15 +191,6 @@ fn an_awaited_frame_wakes_its_task_once_durable_and_not_before() {
     assert_eq!(frame, expected);
 }
 
-struct Panics;
-
-impl AppendHook for Panics {
-    fn before_reserve(&mut self, _: u64) {}
-    fn reserved(&mut self, _: Span) {
-        panic!("on purpose");
-    }
-}
-
 #[test]
 fn a_poisoned_log_ends_its_tails_after_what_was_durable() {
     let dir = tempfile::tempdir().unwrap();
@@ -227,7 +216,7 @@ fn a_poisoned_log_ends_its_tails_after_what_was_durable() {
     let poisoner = log.clone();
     let panicked = std::thread::spawn(move || {
         let mut worker = poisoner.worker().unwrap();
-        let _ = worker.append_with(0, 0, b"never", &mut Panics);
+        let _ = worker.append_paused(0, 0, b"never", [&mut |_| (), &mut |_| panic!("on purpose")]);
     });
     assert!(panicked.join().is_err());
     assert_eq!(tail.next().unwrap().unwrap().payload, b"safe");

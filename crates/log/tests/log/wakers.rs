@@ -13,9 +13,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use collie_log::{
-    AppendHook, Durable, Level, Log, LogError, LogOptions, Lsn, RingMode, Span, Worker, WritePath,
-};
+use collie_log::{Durable, Level, Log, LogError, LogOptions, RingMode, Span, Worker, WritePath};
 use collie_sim::{Fault, FaultKind, SimDevice, VOLATILE_DIR};
 
 const DIR: &str = "/data/log";
@@ -296,18 +294,6 @@ fn the_last_handle_may_go_with_a_waker_that_a_thread_of_the_log_runs() {
     }
 }
 
-/// Stands between the check that the log is open and the reservation.
-struct Late<'a>(&'a AtomicU32, &'a (Mutex<bool>, Condvar));
-
-impl AppendHook for Late<'_> {
-    fn before_reserve(&mut self, _: Lsn) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-        let closed = self.1.0.lock().unwrap();
-        drop(self.1.1.wait_while(closed, |closed| !*closed).unwrap());
-    }
-    fn reserved(&mut self, _: Span) {}
-}
-
 #[test]
 fn appends_that_find_the_log_closed_and_the_ring_full_do_not_poison_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -323,8 +309,14 @@ fn appends_that_find_the_log_closed_and_the_ring_full_do_not_poison_it() {
         let threads: Vec<_> = (0..appends)
             .map(|_| {
                 let mut worker = log.worker().unwrap();
-                let mut late = Late(&arrived, &closed);
-                scope.spawn(move || worker.append_with(0, 1, &[0; 600], &mut late))
+                let (arrived, closed) = (&arrived, &closed);
+                // Between the check that the log is open and the reservation.
+                let mut late = move |_| {
+                    arrived.fetch_add(1, Ordering::SeqCst);
+                    let is_closed = closed.0.lock().unwrap();
+                    drop(closed.1.wait_while(is_closed, |is_closed| !*is_closed).unwrap());
+                };
+                scope.spawn(move || worker.append_paused(0, 1, &[0; 600], [&mut late, &mut |_| ()]))
             })
             .collect();
         while arrived.load(Ordering::SeqCst) < appends {

@@ -1,6 +1,6 @@
 //! Commits that prove themselves whole: appending them, and finding them again.
 
-use collie_log::{AppendHook, Level, Log, LogError, Lsn, Span, Worker};
+use collie_log::{Level, Log, LogError, Lsn, Worker};
 
 use crate::ledger::{Commit, Ledger, Promise, payload, read_payload};
 use collie_sim::SimDevice;
@@ -27,8 +27,10 @@ pub fn commit(
 /// Appends one commit; returns its number and its end.
 pub(crate) fn append(worker: &mut Worker, ledger: &Ledger, len: usize) -> Result<(u64, Lsn), LogError> {
     let id = ledger.begin();
-    let mut place = Place { ledger, id };
-    let span = worker.append_with(stream(id), kind(id), &payload(id, len), &mut place)?;
+    // Noted as soon as the frame has its place.
+    let mut place = |start| ledger.ordered(id, start);
+    let points: [&mut dyn FnMut(Lsn); 2] = [&mut |_| (), &mut place];
+    let span = worker.append_paused(stream(id), kind(id), &payload(id, len), points)?;
     ledger.visible(id, span.start);
     Ok((id, span.end))
 }
@@ -51,20 +53,6 @@ pub(crate) fn wait(
     Ok(())
 }
 
-/// Notes a frame's place as soon as it has one.
-struct Place<'a> {
-    ledger: &'a Ledger,
-    id: u64,
-}
-
-impl AppendHook for Place<'_> {
-    fn before_reserve(&mut self, _next: Lsn) {}
-
-    fn reserved(&mut self, span: Span) {
-        self.ledger.ordered(self.id, span.start);
-    }
-}
-
 /// Appends a commit that another worker's overtakes, between reservation and copy. Returns the
 /// moments in between, at which a process that dies leaves a hole, and the first error.
 pub(crate) fn append_overtaken(
@@ -75,46 +63,22 @@ pub(crate) fn append_overtaken(
     level: Option<Level>,
 ) -> (Vec<Snapshot>, Result<(), LogError>) {
     let id = ledger.begin();
-    let mut overtake = Overtake {
-        log,
-        worker: fast,
-        ledger,
-        device,
-        id,
-        level,
-        snapshots: Vec::new(),
-        result: Ok(()),
+    let (mut moments, mut committed) = (Vec::new(), Ok(()));
+    let mut overtake = |start| {
+        ledger.ordered(id, start);
+        moments.push(device.snapshot());
+        committed = commit(log, fast, ledger, SMALL, level);
+        moments.push(device.snapshot());
     };
-    let appended = slow.append_with(stream(id), kind(id), &payload(id, SMALL), &mut overtake);
+    let points: [&mut dyn FnMut(Lsn); 2] = [&mut |_| (), &mut overtake];
+    let appended = slow.append_paused(stream(id), kind(id), &payload(id, SMALL), points);
     let appended = appended.map(|span| ledger.visible(id, span.start));
-    (overtake.snapshots, overtake.result.and(appended))
+    (moments, committed.and(appended))
 }
 
 /// Payload of the frames that overtake and are overtaken: such as need no room of their own
 /// secured.
 const SMALL: usize = 24;
-
-struct Overtake<'a> {
-    log: &'a Log,
-    worker: &'a mut Worker,
-    ledger: &'a Ledger,
-    device: &'a SimDevice,
-    id: u64,
-    level: Option<Level>,
-    snapshots: Vec<Snapshot>,
-    result: Result<(), LogError>,
-}
-
-impl AppendHook for Overtake<'_> {
-    fn before_reserve(&mut self, _next: Lsn) {}
-
-    fn reserved(&mut self, span: Span) {
-        self.ledger.ordered(self.id, span.start);
-        self.snapshots.push(self.device.snapshot());
-        self.result = commit(self.log, self.worker, self.ledger, SMALL, self.level);
-        self.snapshots.push(self.device.snapshot());
-    }
-}
 
 /// Every commit's stream and kind follow from its number, so that a mix-up is seen.
 fn stream(id: u64) -> u32 {

@@ -8,10 +8,10 @@
 //! which they came.
 
 mod admission;
+mod applied;
 mod boundary;
 mod group;
 pub(crate) mod steps;
-mod visible;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

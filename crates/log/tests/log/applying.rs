@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use collie_log::{AppendError, Level, Log, LogError, LogOptions, RingMode, Room, Sequence, Span};
 use collie_sim::{Fault, FaultKind, SimDevice};
@@ -21,6 +22,15 @@ fn log() -> (tempfile::TempDir, Log) {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(dir.path(), options()).unwrap();
     (dir, log)
+}
+
+/// What a wait answers; a wait without an answer fails the test.
+fn answer(wait: impl FnOnce() -> Result<(), LogError> + Send + 'static) -> Result<(), LogError> {
+    let (done, is_done) = mpsc::channel();
+    std::thread::spawn(move || done.send(wait()));
+    is_done
+        .recv_timeout(Duration::from_secs(20))
+        .expect("a wait for ever")
 }
 
 #[test]
@@ -73,7 +83,9 @@ fn a_panic_while_applying_ends_the_waits_behind_it() {
     assert!(panicked.is_err());
     log.wait_applied(before.end).unwrap();
     let behind = worker.append_then(Room::Commit, 0, 1, b"c", |_| ()).unwrap().0;
-    assert!(matches!(log.wait_applied(behind.end), Err(LogError::Unapplied)));
+    let waiting = log.clone();
+    let waited = answer(move || waiting.wait_applied(behind.end));
+    assert!(matches!(waited, Err(LogError::Unapplied)), "{waited:?}");
     assert_eq!(log.applied(), before.end);
     let again = broken.append_then(Room::Commit, 0, 1, b"d", |_| ());
     assert!(
@@ -95,6 +107,8 @@ fn a_failure_before_the_copy_ends_the_waits_behind_it() {
     let options = LogOptions {
         device: Arc::new(device.clone()),
         threads: false,
+        // No room is prepared meanwhile.
+        segment_bytes: 4 << 20,
         ..options()
     };
     let log = Log::open("/data/log", options).unwrap();
@@ -113,10 +127,8 @@ fn a_failure_before_the_copy_ends_the_waits_behind_it() {
     );
     log.wait_applied(last).unwrap();
     assert!(log.appended() > last);
-    assert!(matches!(
-        log.wait_applied(log.appended()),
-        Err(LogError::Unapplied)
-    ));
+    let waited = answer(move || log.wait_applied(log.appended()));
+    assert!(matches!(waited, Err(LogError::Unapplied)), "{waited:?}");
 }
 
 #[test]
@@ -174,8 +186,6 @@ fn a_sequence_orders_and_applies_without_a_log() {
     }));
     assert!(panicked.is_err());
     assert!(matches!(worker.take_then(8, |_| ()), Err(LogError::Unapplied)));
-    assert!(matches!(
-        sequence.wait_applied(sequence.next()),
-        Err(LogError::Unapplied)
-    ));
+    let waited = answer(move || sequence.wait_applied(sequence.next()));
+    assert!(matches!(waited, Err(LogError::Unapplied)), "{waited:?}");
 }

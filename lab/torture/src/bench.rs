@@ -56,7 +56,7 @@ fn workloads(args: &WorkloadArgs) -> anyhow::Result<Outcome> {
         cache_size: args.cache_size,
         bloom_bits: args.bloom_bits,
         compression: args.compression.compression(),
-        duration: args.duration()?,
+        duration: args.duration,
         repeat: args.repeat,
         seed: args.seed,
         drain: args.drain,
@@ -186,7 +186,7 @@ fn print_workload(results: &mut Results, r: &WorkloadResult) -> std::io::Result<
 
 /// `collie-lab bench log`.
 fn log(args: &LogBenchArgs) -> anyhow::Result<Outcome> {
-    let temporary = Temporary::new("collie-bench-", &args.dir())?;
+    let temporary = Temporary::new("collie-bench-", &args.repeated.dir())?;
     let bench = LogBench {
         threads: args.threads.clone(),
         size: args.size,
@@ -197,8 +197,8 @@ fn log(args: &LogBenchArgs) -> anyhow::Result<Outcome> {
         } else {
             vec![LogKind::Collie]
         },
-        duration: args.duration()?,
-        repeat: args.repeat,
+        duration: args.duration,
+        repeat: args.repeated.repeat,
         ring: temporary.ring(args.ring.mode()),
         dir: temporary.path().to_owned(),
         ..LogBench::default()
@@ -207,7 +207,7 @@ fn log(args: &LogBenchArgs) -> anyhow::Result<Outcome> {
         bail!("--in-flight: nothing is waited for at --durability buffered");
     }
     let mut results = Results::new();
-    if !args.json {
+    if !args.repeated.json {
         results.line(describe(&bench))?;
         results.flush()?;
     }
@@ -223,7 +223,7 @@ fn log(args: &LogBenchArgs) -> anyhow::Result<Outcome> {
             if printed.is_err() {
                 return;
             }
-            printed = if args.json {
+            printed = if args.repeated.json {
                 results.json(&result).and_then(|()| results.flush())
             } else {
                 of_threads.push(result);

@@ -1,10 +1,9 @@
 //! What the tests of the binary share.
 
 use std::ffi::OsStr;
-use std::path::PathBuf;
-use std::process::{Child, Command, Output};
+use std::process::{Command, Output};
 
-use serde_json::Value;
+pub(crate) use crate::outputs::{json_lines, rings_of, stderr};
 
 /// The binary under test, to which a test adds arguments.
 pub(crate) fn collie() -> Command {
@@ -14,29 +13,4 @@ pub(crate) fn collie() -> Command {
 /// Runs the binary to its end.
 pub(crate) fn run<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Output {
     collie().args(args).output().unwrap()
-}
-
-/// The rings that a running process has in shared memory.
-pub(crate) fn rings_of(process: &Child) -> Vec<PathBuf> {
-    let maps = std::fs::read_to_string(format!("/proc/{}/maps", process.id())).unwrap_or_default();
-    let mapped = maps
-        .lines()
-        .filter_map(|line| line.find("/dev/shm/").map(|at| &line[at..]));
-    mapped
-        .filter(|path| path.ends_with(".ring"))
-        .map(PathBuf::from)
-        .collect()
-}
-
-/// Standard output as one JSON object per line.
-pub(crate) fn json_lines(output: &Output) -> Vec<Value> {
-    let text = String::from_utf8(output.stdout.clone()).unwrap();
-    text.lines()
-        .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")))
-        .collect()
-}
-
-/// Standard error as text.
-pub(crate) fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }

@@ -18,6 +18,8 @@ mod kills;
 mod log;
 mod mount;
 mod operations;
+#[path = "../outputs/mod.rs"]
+mod outputs;
 mod reload;
 mod rings;
 mod serve;

@@ -9,6 +9,7 @@ mod model;
 mod plain;
 mod replica;
 mod rules;
+mod suite;
 mod transfers;
 
 /// A number of the environment.

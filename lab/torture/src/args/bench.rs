@@ -133,8 +133,8 @@ pub(crate) struct WorkloadArgs {
     #[arg(long, alias = "compression_type", value_enum, default_value_t = DataCompression::None)]
     pub(crate) compression: DataCompression,
     /// Seconds that each workload takes, however many operations that are.
-    #[arg(long, value_name = "S", allow_negative_numbers = true)]
-    duration: Option<f64>,
+    #[arg(long, value_name = "S", value_parser = seconds, allow_negative_numbers = true)]
+    pub(crate) duration: Option<Duration>,
     /// How often the whole sequence is repeated; figures are medians then.
     #[arg(long, value_name = "R", default_value_t = 1)]
     pub(crate) repeat: usize,
@@ -178,10 +178,6 @@ impl WorkloadArgs {
             None => self.durability.level(),
         }
     }
-
-    pub(crate) fn duration(&self) -> anyhow::Result<Option<Duration>> {
-        self.duration.map(|s| seconds("--duration", s)).transpose()
-    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -202,16 +198,23 @@ pub(crate) struct LogBenchArgs {
     #[arg(long)]
     pub(crate) baselines: bool,
     /// Seconds that one measurement takes.
-    #[arg(long, value_name = "S", default_value_t = 2.0, allow_negative_numbers = true)]
-    duration: f64,
-    /// Log files go into a new directory in here for the time of the measurement; the system's
-    /// temporary directory by default.
-    #[arg(long, value_name = "DIR")]
-    db: Option<PathBuf>,
+    #[arg(long, value_name = "S", default_value = "2", value_parser = seconds, allow_negative_numbers = true)]
+    pub(crate) duration: Duration,
     /// Where the rings lie: in shared memory, or private to the process.
     #[arg(long, value_enum, default_value_t = Ring::Shared)]
     pub(crate) ring: Ring,
-    /// How often each measurement is repeated.
+    #[command(flatten)]
+    pub(crate) repeated: RepeatedArgs,
+}
+
+/// How often something is measured, where, and how results are printed.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RepeatedArgs {
+    /// All files go into a new directory in here for the time of the measurement; the system's
+    /// temporary directory by default.
+    #[arg(long, value_name = "DIR")]
+    db: Option<PathBuf>,
+    /// How often each measurement is repeated, all interleaved; figures are medians.
     #[arg(long, value_name = "R", default_value_t = 3)]
     pub(crate) repeat: usize,
     /// Print one JSON object per result.
@@ -219,13 +222,9 @@ pub(crate) struct LogBenchArgs {
     pub(crate) json: bool,
 }
 
-impl LogBenchArgs {
+impl RepeatedArgs {
     pub(crate) fn dir(&self) -> PathBuf {
         self.db.clone().unwrap_or_else(std::env::temp_dir)
-    }
-
-    pub(crate) fn duration(&self) -> anyhow::Result<Duration> {
-        seconds("--duration", self.duration)
     }
 }
 
@@ -373,9 +372,10 @@ mod tests {
         ]);
         assert_eq!((args.threads.as_slice(), args.size), (&[2, 8][..], 512));
         assert_eq!((args.durability.level(), args.in_flight), (Level::Process, 256));
-        assert_eq!(args.duration().unwrap(), Duration::from_millis(500));
+        assert_eq!(args.duration, Duration::from_millis(500));
         assert_eq!(args.ring.mode(), RingMode::Private);
-        assert!(args.baselines && args.json && args.repeat == 5);
-        assert!(log_bench(&["--duration", "-1"]).duration().is_err());
+        assert!(args.baselines && args.repeated.json && args.repeated.repeat == 5);
+        let negative = ["collie-lab", "bench", "log", "--duration", "-1"];
+        assert!(Args::try_parse_from(negative).is_err());
     }
 }

@@ -8,7 +8,6 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::ensure;
 use clap::{Parser, Subcommand, ValueEnum};
 use collie_server::Ack;
 
@@ -126,12 +125,14 @@ pub(crate) const LEASHED: &str = "torture-leashed";
 /// The hidden command that removes what is temporary, see `temporary`.
 pub(crate) const REMOVER: &str = "remove-temporary";
 
-fn seconds(flag: &str, seconds: f64) -> anyhow::Result<Duration> {
-    ensure!(
-        seconds > 0.0 && seconds <= 86_400.0,
-        "{flag}: {seconds} is not a number of seconds above 0 and up to a day"
-    );
-    Ok(Duration::from_secs_f64(seconds))
+fn seconds(text: &str) -> Result<Duration, &'static str> {
+    let seconds = text
+        .parse()
+        .ok()
+        .filter(|&seconds| seconds > 0.0 && seconds <= 86_400.0);
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or("expected a number of seconds above 0 and up to a day")
 }
 
 fn size(text: &str) -> Result<i64, &'static str> {

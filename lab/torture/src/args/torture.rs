@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use collie_io::{Device, RealDevice};
 
 use crate::torture::cluster::{Fault, Product};
 use crate::torture::power::{Aim, System};
@@ -74,12 +75,8 @@ pub(crate) struct ClusterArgs {
     /// The product's program, if not this one or the one along the path.
     #[arg(long, value_name = "FILE")]
     pub(crate) program: Option<PathBuf>,
-    /// Faults and operations follow from it; by default a new one, which is printed.
-    #[arg(long)]
-    pub(crate) seed: Option<u64>,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) seeded: SeededArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -107,12 +104,8 @@ pub(crate) struct HostileArgs {
     /// beside greedy clients. 50 are the aim on an idle machine.
     #[arg(long, value_name = "MS", default_value_t = 250.0)]
     pub(crate) heavy_ms: f64,
-    /// What the clients do follows from it; by default a new one, which is printed.
-    #[arg(long)]
-    pub(crate) seed: Option<u64>,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) seeded: SeededArgs,
 }
 
 /// See [`HostileArgs`].
@@ -142,12 +135,8 @@ pub(crate) struct SoakArgs {
     /// How long, after all keys were set once.
     #[arg(long, value_name = "M", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub(crate) minutes: u64,
-    /// What the clients do follows from it; by default a new one, which is printed.
-    #[arg(long)]
-    pub(crate) seed: Option<u64>,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) seeded: SeededArgs,
     /// The store goes into a directory `store` in here, which must not hold one, and stays; by
     /// default a temporary one is used, and kept only if something was found.
     #[arg(long)]
@@ -163,12 +152,8 @@ pub(crate) struct PowerArgs {
     /// How many power cuts.
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) rounds: u64,
-    /// What is aimed at, and what is lost, follows from it; by default a new one, which is printed.
-    #[arg(long)]
-    pub(crate) seed: Option<u64>,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) seeded: SeededArgs,
     /// What makes a name in a directory durable: a sync of that directory, or, as with ext4's
     /// journal, any sync.
     #[arg(long, value_enum, default_value = "posix")]
@@ -198,12 +183,8 @@ pub(crate) struct TortureArgs {
     /// How many kills.
     #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) rounds: u64,
-    /// When to kill follows from it; by default a new one, which is printed.
-    #[arg(long)]
-    pub(crate) seed: Option<u64>,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) seeded: SeededArgs,
     /// The store goes into a directory `store` in here, and stays; by default a temporary one is
     /// used, and kept only if something was found.
     #[arg(long)]
@@ -215,10 +196,29 @@ pub(crate) struct ImagesArgs {
     /// How many crash images, about.
     #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) rounds: u64,
-    /// Everything follows from it; by default a new one, which is printed.
+    #[command(flatten)]
+    pub(crate) seeded: SeededArgs,
+}
+
+/// What all crash tests take.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SeededArgs {
+    /// What is done, and when, follows from it; by default a new one, which is printed.
     #[arg(long)]
-    pub(crate) seed: Option<u64>,
+    seed: Option<u64>,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl SeededArgs {
+    /// The seed that was given, or a new one.
+    pub(crate) fn seed(&self) -> anyhow::Result<u64> {
+        if let Some(seed) = self.seed {
+            return Ok(seed);
+        }
+        let mut bytes = [0; 4];
+        RealDevice::new().random(&mut bytes)?;
+        Ok(u32::from_le_bytes(bytes).into())
+    }
 }

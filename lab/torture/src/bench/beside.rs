@@ -9,7 +9,7 @@ use crate::figures;
 use crate::temporary::Temporary;
 
 pub(super) fn run(args: &BesideBenchArgs) -> anyhow::Result<Outcome> {
-    let temporary = Temporary::new("collie-bench-", &args.dir())?;
+    let temporary = Temporary::new("collie-bench-", &args.repeated.dir())?;
     let bench = BesideBench {
         policies: args.policies(),
         threads: args.threads,
@@ -17,8 +17,8 @@ pub(super) fn run(args: &BesideBenchArgs) -> anyhow::Result<Outcome> {
         keys: args.keys,
         write_buffer: args.write_buffer(),
         compact: args.compact,
-        duration: args.duration()?,
-        repeat: args.repeat,
+        duration: args.duration,
+        repeat: args.repeated.repeat,
         dir: temporary.path().to_owned(),
     };
     let bar = figures::progress("bench beside", bench.steps() as u64);
@@ -29,7 +29,7 @@ pub(super) fn run(args: &BesideBenchArgs) -> anyhow::Result<Outcome> {
     bar.finish_and_clear();
     let measured = measured?;
     let mut results = Results::new();
-    if args.json {
+    if args.repeated.json {
         for result in &measured {
             results.json(result)?;
         }

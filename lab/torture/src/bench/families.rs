@@ -9,12 +9,12 @@ use crate::figures;
 use crate::temporary::Temporary;
 
 pub(super) fn run(args: &FamiliesBenchArgs) -> anyhow::Result<Outcome> {
-    let temporary = Temporary::new("collie-bench-", &args.dir())?;
+    let temporary = Temporary::new("collie-bench-", &args.repeated.dir())?;
     let bench = FamiliesBench {
         families: args.families.clone(),
         batch: args.batch,
-        duration: args.duration()?,
-        repeat: args.repeat,
+        duration: args.duration,
+        repeat: args.repeated.repeat,
         dir: temporary.path().to_owned(),
     };
     let bar = figures::progress("bench families", bench.steps() as u64);
@@ -25,7 +25,7 @@ pub(super) fn run(args: &FamiliesBenchArgs) -> anyhow::Result<Outcome> {
     bar.finish_and_clear();
     let measured = measured?;
     let mut results = Results::new();
-    if args.json {
+    if args.repeated.json {
         for result in &measured {
             results.json(result)?;
         }

@@ -9,14 +9,14 @@ use crate::figures;
 use crate::temporary::Temporary;
 
 pub(super) fn run(args: &LocksBenchArgs) -> anyhow::Result<Outcome> {
-    let temporary = Temporary::new("collie-bench-", &args.dir())?;
+    let temporary = Temporary::new("collie-bench-", &args.repeated.dir())?;
     let bench = LocksBench {
         scanners: args.scanners.clone(),
         rows: args.rows,
         locked: args.locked,
         ranges: args.ranges,
-        duration: args.duration()?,
-        repeat: args.repeat,
+        duration: args.duration,
+        repeat: args.repeated.repeat,
         dir: temporary.path().to_owned(),
     };
     let bar = figures::progress("bench locks", bench.steps() as u64);
@@ -27,7 +27,7 @@ pub(super) fn run(args: &LocksBenchArgs) -> anyhow::Result<Outcome> {
     bar.finish_and_clear();
     let measured = measured?;
     let mut results = Results::new();
-    if args.json {
+    if args.repeated.json {
         results.json(&measured)?;
     } else {
         print_table(&mut results, &bench, &measured)?;

@@ -24,8 +24,8 @@ pub(super) fn run(args: &SetBenchArgs) -> anyhow::Result<Outcome> {
         ring_bytes: args.ring_bytes,
         segment_bytes: args.segment_bytes,
         threads: args.threads,
-        duration: args.duration()?,
-        idle: args.idle()?,
+        duration: args.duration,
+        idle: args.idle,
         dir: temporary.path().to_owned(),
     };
     let bar = figures::progress("bench set", SetBench::STEPS);

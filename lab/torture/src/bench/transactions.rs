@@ -17,7 +17,7 @@ use crate::figures;
 use crate::temporary::Temporary;
 
 pub(super) fn commit(args: &CommitBenchArgs) -> anyhow::Result<Outcome> {
-    let temporary = Temporary::new("collie-bench-", &args.run.dir())?;
+    let temporary = Temporary::new("collie-bench-", &args.run.repeated.dir())?;
     let bench = CommitBench {
         hot_keys: args.hot_keys,
         hot_share: args.hot_share,
@@ -28,14 +28,14 @@ pub(super) fn commit(args: &CommitBenchArgs) -> anyhow::Result<Outcome> {
         "each transaction reads a row for update, adds one and commits; {} of 100 take one of {} shared rows",
         bench.hot_share, bench.hot_keys
     );
-    print(args.run.json, &measured, |results| {
+    print(args.run.repeated.json, &measured, |results| {
         let figures: Vec<_> = measured.iter().map(|result| &result.figures).collect();
         print_table(results, &bench.run, &load, &figures)
     })
 }
 
 pub(super) fn orders(args: &OrdersBenchArgs) -> anyhow::Result<Outcome> {
-    let temporary = Temporary::new("collie-bench-", &args.run.dir())?;
+    let temporary = Temporary::new("collie-bench-", &args.run.repeated.dir())?;
     let bench = OrdersBench {
         districts: args.districts,
         items: args.items,
@@ -54,7 +54,7 @@ pub(super) fn orders(args: &OrdersBenchArgs) -> anyhow::Result<Outcome> {
         run: how(&args.run, &temporary)?,
     };
     let measured = with_progress("bench orders", &bench.run, |begins| bench.run(begins))?;
-    print(args.run.json, &measured, |results| {
+    print(args.run.repeated.json, &measured, |results| {
         let figures: Vec<_> = measured.iter().map(|result| &result.figures).collect();
         let load = measured.first().map_or_else(String::new, describe_orders);
         print_table(results, &bench.run, &load, &figures)?;
@@ -94,8 +94,8 @@ fn how(args: &TransactionRunArgs, temporary: &Temporary) -> anyhow::Result<Trans
         kinds: args.mode.iter().map(kind).collect(),
         in_flight: args.in_flight,
         sync_delay: Duration::from_micros(args.sync_delay_us),
-        duration: args.duration()?,
-        repeat: args.repeat,
+        duration: args.duration,
+        repeat: args.repeated.repeat,
         ring: temporary.ring(args.ring.mode()),
         dir: temporary.path().to_owned(),
     })

@@ -27,7 +27,6 @@ use collie_check::Verdict;
 use collie_check::images::{ImagesConfig, ImagesReport};
 use collie_cli::Outcome;
 use collie_cli::output::{Results, grouped, note};
-use collie_io::{Device, RealDevice};
 use collie_sim::faultfs::Names;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::Serialize;
@@ -42,12 +41,17 @@ use power::{Plan, Power};
 
 pub(crate) fn run(command: &TortureCommand) -> anyhow::Result<Outcome> {
     match command {
-        TortureCommand::Kill(args) => kills(args.rounds, seed(args.seed)?, args.json, args.dir.as_ref()),
-        TortureCommand::Images(args) => images(args.rounds, seed(args.seed)?, args.json),
+        TortureCommand::Kill(args) => kills(
+            args.rounds,
+            args.seeded.seed()?,
+            args.seeded.json,
+            args.dir.as_ref(),
+        ),
+        TortureCommand::Images(args) => images(args.rounds, args.seeded.seed()?, args.seeded.json),
         TortureCommand::Power(args) => power(args),
-        TortureCommand::Hostile(args) => hostile::run(args, seed(args.seed)?),
-        TortureCommand::Cluster(args) => cluster::run(args, seed(args.seed)?),
-        TortureCommand::Soak(args) => soak::run(args, seed(args.seed)?),
+        TortureCommand::Hostile(args) => hostile::run(args, args.seeded.seed()?),
+        TortureCommand::Cluster(args) => cluster::run(args, args.seeded.seed()?),
+        TortureCommand::Soak(args) => soak::run(args, args.seeded.seed()?),
     }
 }
 
@@ -57,16 +61,6 @@ pub(crate) fn leashed(program: &Path, arguments: &[OsString]) -> anyhow::Result<
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot tie the server to its parent")?;
     let error = Command::new(program).args(arguments).exec();
     Err(error).with_context(|| format!("cannot start {}", program.display()))
-}
-
-/// The seed that was given, or a new one.
-fn seed(given: Option<u64>) -> anyhow::Result<u64> {
-    if let Some(seed) = given {
-        return Ok(seed);
-    }
-    let mut bytes = [0; 4];
-    RealDevice::new().random(&mut bytes)?;
-    Ok(u32::from_le_bytes(bytes).into())
 }
 
 /// The figures that all tortures print.
@@ -193,7 +187,7 @@ struct PowerMore<'a> {
 }
 
 fn power(args: &PowerArgs) -> anyhow::Result<Outcome> {
-    let seed = seed(args.seed)?;
+    let seed = args.seeded.seed()?;
     let plan = Plan {
         system: args.system,
         program: args.program.clone(),
@@ -230,7 +224,7 @@ fn power(args: &PowerArgs) -> anyhow::Result<Outcome> {
         ran?;
         kept?;
     }
-    print_power(&report, &plan, args.json)?;
+    print_power(&report, &plan, args.seeded.json)?;
     Ok(if good { Outcome::Good } else { Outcome::Bad })
 }
 

@@ -11,6 +11,8 @@
 mod bench;
 mod bench_front;
 mod common;
+#[path = "../../../../crates/cli/tests/outputs/mod.rs"]
+mod outputs;
 mod torture;
 mod torture_cluster;
 mod tour;

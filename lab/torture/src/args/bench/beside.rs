@@ -1,12 +1,12 @@
 //! Durable writes beside flushes and compactions.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
 use collie_db::IoPolicy;
 
 use super::super::size;
+use super::RepeatedArgs;
 use super::front::bytes;
 use crate::args::seconds;
 
@@ -34,18 +34,10 @@ pub(crate) struct BesideBenchArgs {
     #[arg(long)]
     pub(crate) compact: bool,
     /// Seconds that one measurement takes; a third more before it, without the other family.
-    #[arg(long, value_name = "S", default_value_t = 15.0, allow_negative_numbers = true)]
-    duration: f64,
-    /// Stores go into new directories in here for the time of the measurement; the system's
-    /// temporary directory by default.
-    #[arg(long, value_name = "DIR")]
-    db: Option<PathBuf>,
-    /// How often each measurement is repeated, all interleaved; figures are medians.
-    #[arg(long, value_name = "R", default_value_t = 3)]
-    pub(crate) repeat: usize,
-    /// Print one JSON object per result.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[arg(long, value_name = "S", default_value = "15", value_parser = seconds, allow_negative_numbers = true)]
+    pub(crate) duration: Duration,
+    #[command(flatten)]
+    pub(crate) repeated: RepeatedArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -65,19 +57,11 @@ impl BesideBenchArgs {
         self.policy.iter().map(policy).collect()
     }
 
-    pub(crate) fn duration(&self) -> anyhow::Result<Duration> {
-        seconds("--duration", self.duration)
-    }
-
     pub(crate) fn fill(&self) -> Option<u64> {
         self.fill.map(bytes)
     }
 
     pub(crate) fn write_buffer(&self) -> u64 {
         bytes(self.write_buffer_size)
-    }
-
-    pub(crate) fn dir(&self) -> PathBuf {
-        self.db.clone().unwrap_or_else(std::env::temp_dir)
     }
 }

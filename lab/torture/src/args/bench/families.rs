@@ -1,8 +1,8 @@
 //! What many families cost.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
+use super::RepeatedArgs;
 use crate::args::seconds;
 
 #[derive(Debug, clap::Args)]
@@ -14,26 +14,8 @@ pub(crate) struct FamiliesBenchArgs {
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     pub(crate) batch: usize,
     /// Seconds that batches are written beside another thread's puts.
-    #[arg(long, value_name = "S", default_value_t = 2.0, allow_negative_numbers = true)]
-    duration: f64,
-    /// Stores go into new directories in here for the time of the measurement; the system's
-    /// temporary directory by default.
-    #[arg(long, value_name = "DIR")]
-    db: Option<PathBuf>,
-    /// How often each measurement is repeated, all interleaved; figures are medians.
-    #[arg(long, value_name = "R", default_value_t = 3)]
-    pub(crate) repeat: usize,
-    /// Print one JSON object per number of families.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-impl FamiliesBenchArgs {
-    pub(crate) fn duration(&self) -> anyhow::Result<Duration> {
-        seconds("--duration", self.duration)
-    }
-
-    pub(crate) fn dir(&self) -> PathBuf {
-        self.db.clone().unwrap_or_else(std::env::temp_dir)
-    }
+    #[arg(long, value_name = "S", default_value = "2", value_parser = seconds, allow_negative_numbers = true)]
+    pub(crate) duration: Duration,
+    #[command(flatten)]
+    pub(crate) repeated: RepeatedArgs,
 }

@@ -24,11 +24,11 @@ pub(crate) struct FrontBenchArgs {
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(crate) clients: usize,
     /// Seconds that are measured.
-    #[arg(long, value_name = "S", default_value_t = 60.0, allow_negative_numbers = true)]
-    seconds: f64,
+    #[arg(long, value_name = "S", default_value = "60", value_parser = seconds, allow_negative_numbers = true)]
+    pub(crate) seconds: Duration,
     /// Seconds that clients work before, which do not count.
-    #[arg(long, value_name = "S", default_value_t = 10.0, allow_negative_numbers = true)]
-    warm_up: f64,
+    #[arg(long, value_name = "S", default_value = "10", value_parser = seconds_or_none, allow_negative_numbers = true)]
+    pub(crate) warm_up: Duration,
     /// How often all of it is done; the modes take turns. Of each mode the run with the median
     /// throughput is shown.
     #[arg(long, value_name = "R", default_value_t = 1)]
@@ -139,17 +139,6 @@ impl FrontBenchArgs {
         }
     }
 
-    pub(crate) fn duration(&self) -> anyhow::Result<Duration> {
-        seconds("--seconds", self.seconds)
-    }
-
-    pub(crate) fn warm_up(&self) -> anyhow::Result<Duration> {
-        match self.warm_up {
-            0.0 => Ok(Duration::ZERO),
-            warm_up => seconds("--warm-up", warm_up),
-        }
-    }
-
     pub(crate) fn limit(&self) -> Option<u64> {
         self.limit.map(bytes)
     }
@@ -193,6 +182,13 @@ impl FrontBenchArgs {
             .chain(self.set.iter().cloned())
             .collect()
     }
+}
+
+fn seconds_or_none(text: &str) -> Result<Duration, &'static str> {
+    if text.parse() == Ok(0.0) {
+        return Ok(Duration::ZERO);
+    }
+    seconds(text)
 }
 
 /// Sizes have no sign.
@@ -253,8 +249,8 @@ mod tests {
         .unwrap();
         assert_eq!(args.modes(), [FrontMode::Btrfs, FrontMode::Compressed]);
         assert_eq!((args.load(), args.limit()), (FrontLoad::Tpcc, Some(60 << 20)));
-        assert_eq!(args.duration().unwrap(), Duration::from_millis(500));
-        assert_eq!(args.warm_up().unwrap(), Duration::ZERO);
+        assert_eq!(args.seconds, Duration::from_millis(500));
+        assert_eq!(args.warm_up, Duration::ZERO);
         let settings = args.settings();
         for setting in [
             "shared_buffers=1GB",
@@ -271,6 +267,6 @@ mod tests {
             3,
             "autovacuum is left as it is"
         );
-        assert!(parse(&["--seconds", "-1"]).unwrap().duration().is_err());
+        assert!(parse(&["--seconds", "-1"]).is_err());
     }
 }

@@ -23,11 +23,11 @@ pub(crate) struct SetBenchArgs {
     #[arg(long, value_name = "T", default_value_t = 4)]
     pub(crate) threads: usize,
     /// Seconds that they do.
-    #[arg(long, value_name = "S", default_value_t = 5.0, allow_negative_numbers = true)]
-    duration: f64,
+    #[arg(long, value_name = "S", default_value = "5", value_parser = seconds, allow_negative_numbers = true)]
+    pub(crate) duration: Duration,
     /// Seconds that the logs are idle.
-    #[arg(long, value_name = "S", default_value_t = 10.0, allow_negative_numbers = true)]
-    idle: f64,
+    #[arg(long, value_name = "S", default_value = "10", value_parser = seconds, allow_negative_numbers = true)]
+    pub(crate) idle: Duration,
     /// The logs go into a new directory in here for the time of the measurement; the system's
     /// temporary directory by default.
     #[arg(long, value_name = "DIR")]
@@ -38,14 +38,6 @@ pub(crate) struct SetBenchArgs {
 }
 
 impl SetBenchArgs {
-    pub(crate) fn duration(&self) -> anyhow::Result<Duration> {
-        seconds("--duration", self.duration)
-    }
-
-    pub(crate) fn idle(&self) -> anyhow::Result<Duration> {
-        seconds("--idle", self.idle)
-    }
-
     pub(crate) fn dir(&self) -> PathBuf {
         self.db.clone().unwrap_or_else(std::env::temp_dir)
     }

@@ -1,11 +1,11 @@
 //! `collie-lab bench commit` and `collie-lab bench orders`.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
 
 use super::super::values::Ring;
+use super::RepeatedArgs;
 use crate::args::seconds;
 
 #[derive(Debug, clap::Args)]
@@ -70,31 +70,13 @@ pub(crate) struct TransactionRunArgs {
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
     pub(crate) sync_delay_us: u64,
     /// Seconds that one measurement takes.
-    #[arg(long, value_name = "S", default_value_t = 2.0, allow_negative_numbers = true)]
-    duration: f64,
-    /// Stores go into new directories in here for the time of the measurement; the system's
-    /// temporary directory by default.
-    #[arg(long, value_name = "DIR")]
-    db: Option<PathBuf>,
+    #[arg(long, value_name = "S", default_value = "2", value_parser = seconds, allow_negative_numbers = true)]
+    pub(crate) duration: Duration,
     /// Where the ring lies: in shared memory, or private to the process.
     #[arg(long, value_enum, default_value_t = Ring::Shared)]
     pub(crate) ring: Ring,
-    /// How often each measurement is repeated, all interleaved; figures are medians.
-    #[arg(long, value_name = "R", default_value_t = 3)]
-    pub(crate) repeat: usize,
-    /// Print one JSON object per result.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-impl TransactionRunArgs {
-    pub(crate) fn duration(&self) -> anyhow::Result<Duration> {
-        seconds("--duration", self.duration)
-    }
-
-    pub(crate) fn dir(&self) -> PathBuf {
-        self.db.clone().unwrap_or_else(std::env::temp_dir)
-    }
+    #[command(flatten)]
+    pub(crate) repeated: RepeatedArgs,
 }
 
 /// How a commit ends.

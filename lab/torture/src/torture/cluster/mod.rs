@@ -95,7 +95,7 @@ pub(crate) fn run(args: &ClusterArgs, seed: u64) -> anyhow::Result<Outcome> {
         ));
         note(format_args!("replay: {}", plan.replay()));
     }
-    report.print(&plan, &board, args.json)?;
+    report.print(&plan, &board, args.seeded.json)?;
     Ok(if report.holds() {
         Outcome::Good
     } else {

@@ -86,7 +86,7 @@ pub(crate) fn run(args: &HostileArgs, seed: u64) -> anyhow::Result<Outcome> {
     };
     report.run(args, &stage)?;
     report.violations.iter().for_each(note);
-    report.print(args.json)?;
+    report.print(args.seeded.json)?;
     let good = report.violations.is_empty();
     if good {
         temporary.close()?;

@@ -56,7 +56,7 @@ pub(crate) fn run(args: &SoakArgs, seed: u64) -> anyhow::Result<Outcome> {
         note(format_args!("the store is kept in {}", soak.store.display()));
         temporary.keep();
     }
-    report.print(args.json)?;
+    report.print(args.seeded.json)?;
     Ok(if good { Outcome::Good } else { Outcome::Bad })
 }
 

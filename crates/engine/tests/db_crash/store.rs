@@ -4,7 +4,7 @@
 //! The manifest and the log are on the simulated device. The tables are in a real directory that no
 //! crash touches; in the tests that cut the power nothing is flushed, so they are empty.
 //!
-//! `COLLIE_RUNS=200 COLLIE_STRIDE=1 cargo test -p collie-db --test crash store::` is the long form;
+//! `COLLIE_RUNS=200 COLLIE_STRIDE=1 cargo test -p collie-db --test db_crash store::` is the long form;
 //! `COLLIE_SEED=N` replays one run.
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]

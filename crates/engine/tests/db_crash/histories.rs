@@ -288,7 +288,7 @@ fn histories_across_crashes_are_linearizable_whole_and_in_order() {
         unknown += events.iter().filter(|event| event.returned.is_none()).count();
         if let Err(what) = check(&run) {
             panic!(
-                "{what}\nreplay (threads race): COLLIE_SEED={seed} COLLIE_HISTORIES=20 cargo test -p collie-db --test crash histories::"
+                "{what}\nreplay (threads race): COLLIE_SEED={seed} COLLIE_HISTORIES=20 cargo test -p collie-db --test db_crash histories::"
             );
         }
     }

@@ -1,16 +1,5 @@
 //! Files with several names, of which the one that is known here is removed.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "test code"
-)]
-
-#[path = "support/small.rs"]
-mod small;
-mod support;
-
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,7 +7,7 @@ use collie_front::{Existing, PageFile, Scope, Volume};
 use collie_io::{Device, OpenMode, read_exact_at};
 use collie_sim::{Fault, FaultKind, SimDevice};
 
-use small::{PAGE, cuts, device, mapped, open, version, write};
+use crate::small::{PAGE, cuts, device, mapped, open, version, write};
 
 /// Names of a file beside `a`, by any of which it is found.
 const OTHERS: [&str; 3] = ["b", "d/b", "d/e/f/b"];

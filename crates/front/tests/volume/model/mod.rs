@@ -2,16 +2,7 @@
 //!
 //! `COLLIE_RUNS` sets how many programs, `COLLIE_SEED` one program alone.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "test code"
-)]
-
 mod spec;
-#[path = "../support/mod.rs"]
-mod support;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -31,7 +22,7 @@ const SLOTS: u32 = 14;
 const PAGES: u64 = 10;
 
 fn options(device: &SimDevice) -> VolumeOptions {
-    support::options(device, PAGE, SLOTS, 1 << 16)
+    crate::support::options(device, PAGE, SLOTS, 1 << 16)
 }
 
 /// A running volume, its model, and the models at each moment of its life.
@@ -387,7 +378,7 @@ impl Drop for Replay {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let seed = self.0;
-            eprintln!("replay: COLLIE_SEED={seed} cargo test -p collie-front --test model");
+            eprintln!("replay: COLLIE_SEED={seed} cargo test -p collie-front --test volume model::");
         }
     }
 }

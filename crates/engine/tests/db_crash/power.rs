@@ -260,7 +260,7 @@ fn what_was_acknowledged_survives_power_cuts_of_the_whole_store() {
     let asked = |name: &str| std::env::var(name).ok().map(|n| n.parse().unwrap());
     let rounds = asked("COLLIE_POWER_ROUNDS").unwrap_or(40);
     let seed = asked("COLLIE_SEED").unwrap_or(1);
-    println!("replay: COLLIE_SEED={seed} cargo test -p collie-db --test crash power::");
+    println!("replay: COLLIE_SEED={seed} cargo test -p collie-db --test db_crash power::");
     let dir = tempfile::tempdir().unwrap();
     let mut test = Test {
         fs: FaultFs::mount(dir.path(), Names::Posix, seed).unwrap(),

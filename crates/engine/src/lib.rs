@@ -129,7 +129,8 @@ pub use family::Family;
 pub use iter::Iter;
 pub use key::{Key, Value};
 pub use options::{
-    Compression, Durability, FamilyOptions, IoPolicy, Options, ReadOptions, WalRecoveryMode, WriteOptions,
+    Compression, Durability, FamilyOptions, IoPolicy, Options, ReadOptions, ThrottleMode, WalRecoveryMode,
+    WriteOptions,
 };
 pub use snapshot::{Read, Snapshot};
 pub use stats::{FamilyStats, Stats, TransactionStats};

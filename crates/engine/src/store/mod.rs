@@ -216,6 +216,11 @@ impl Store {
         self.pipeline.max_payload
     }
 
+    /// Whether a commit of so many bytes is more than one frame. One from an external journal is none.
+    pub(crate) fn is_large(&self, bytes: usize) -> bool {
+        bytes > self.max_frame_bytes() && self.sequencer().external().is_none()
+    }
+
     /// An empty memtable for a family's commits from `from` on.
     pub(crate) fn new_mem(&self, from: Lsn, family: &FamilyState) -> Mem {
         self.first_mem(from, family.options(), family.gaps())

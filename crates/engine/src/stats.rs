@@ -7,8 +7,8 @@ use collie_log::{LogStats, Lsn};
 
 use crate::store::Store;
 use crate::store::family::FamilyState;
-use crate::store::stall::Stall;
 use crate::store::view::FlushCause;
+use crate::write::stall::Stall;
 
 /// A store's figures at one moment. Counts are since the store was opened.
 #[derive(Debug, Clone, Default)]

@@ -15,7 +15,7 @@
 //! | 7 | an appender of `Appenders` | from before the reservation until the commit is applied | never |
 //! | 8 | `FamilyState::edit` | while the view is replaced; a commit waits for it during a rotation | by a large commit, in the order of the families' ids |
 //! | 9 | `Pipeline::system` | while a mark is appended | |
-//! | 10 | `StoppedWriters::checking` | from the check of a stall until a writer waits | |
+//! | 10 | `Throttle::checking` | from the check of a stall until a writer waits | |
 //! | 11 | `Families::named` | while families are looked up, or one is published | |
 //!
 //! No thread has 4 and 5 together, nor 5 or 6 and 7. A rotation takes 8 and then 9; a thread with 7
@@ -37,7 +37,6 @@ mod health;
 pub(crate) mod read_point;
 pub(crate) mod reserve;
 mod room;
-pub(crate) mod stall;
 pub(crate) mod view;
 pub(crate) mod wal;
 
@@ -64,13 +63,13 @@ use crate::store::family::FamilyState;
 use crate::store::health::Health;
 use crate::store::reserve::StoreReserve;
 use crate::store::room::RoomWatch;
-use crate::store::stall::ThrottleState;
 pub(crate) use crate::store::view::Views;
 use crate::store::wal::{Replayed, WalState};
 use crate::tables::{Pinned, Tables, TreeContext};
 use crate::transaction::Registry;
 use crate::write::appenders::Pipeline;
 use crate::write::order::Sequencer;
+use crate::write::stall::Throttle;
 use crate::{FamilyOptions, Options, Result};
 
 /// An open store. Its parts are private to this folder, but for what writes are made with: others ask
@@ -85,7 +84,7 @@ pub(crate) struct Store {
     room: RoomWatch,
     queue: TaskQueue,
     health: Health,
-    pub(crate) throttle: ThrottleState,
+    pub(crate) throttle: Throttle,
     wal: WalState,
     locks: Arc<LockTable>,
     transactions: Registry,
@@ -144,7 +143,7 @@ impl Store {
             room: RoomWatch::new(reserve),
             queue: TaskQueue::default(),
             health: Health::new(),
-            throttle: ThrottleState::new(parts.budget),
+            throttle: Throttle::new(parts.budget),
             wal: WalState::new(log_disk_bytes),
             storage: Storage {
                 trees: shared,

@@ -17,6 +17,7 @@ pub(crate) mod encoding;
 pub(crate) mod large;
 pub(crate) mod order;
 pub(crate) mod pipeline;
+pub(crate) mod stall;
 pub(crate) mod throttle;
 
 use std::sync::Arc;

@@ -41,7 +41,7 @@ use collie_log::{Level, Lsn};
 
 use crate::store::Store;
 use crate::store::family::FamilyState;
-use crate::store::stall::{Level0, RaisedLevel0};
+use crate::write::stall::{Level0, RaisedLevel0};
 use crate::{Error, FamilyOptions, Result, Stall, ThrottleMode};
 
 /// Delay per byte written right before the stop, in nanoseconds: about 20 MB/s.
@@ -79,27 +79,25 @@ impl Store {
         if family.level0_runs() < family.options().level0_slowdown {
             family.stall_state().drained();
         }
-        let checking = self.throttle.stopped.checking.lock();
+        let checking = self.throttle.checking.lock();
         let eased = family.stall_state().set(Backlog::of(family).stall());
         drop(checking);
         if eased {
-            self.throttle.stopped.changed.notify_all();
+            self.throttle.changed.notify_all();
         }
     }
 
     /// From here on a manual compaction keeps level 0 from draining.
     pub(crate) fn raise_level0<'a>(&self, family: &'a FamilyState) -> RaisedLevel0<'a> {
-        let state = family.stall_state();
-        state.level0.store(Level0::Raised as u8, Ordering::Relaxed);
-        let raised = RaisedLevel0(state);
+        let raised = family.stall_state().raise_level0();
         self.update_stall(family);
         raised
     }
 
     /// Wakes all stopped writers, to check what keeps them.
     pub(crate) fn wake_stalled(&self) {
-        drop(self.throttle.stopped.checking.lock());
-        self.throttle.stopped.changed.notify_all();
+        drop(self.throttle.checking.lock());
+        self.throttle.changed.notify_all();
     }
 
     /// Delays a write of `bytes` to these families, or keeps it until the stops that its mode minds
@@ -216,7 +214,7 @@ impl Store {
                 // Without the lock, which it takes itself.
                 self.seal_largest();
             }
-            let mut checking = self.throttle.stopped.checking.lock();
+            let mut checking = self.throttle.checking.lock();
             if let Some(error) = self.failure() {
                 break Err(error);
             }
@@ -230,7 +228,7 @@ impl Store {
             if let Some(error) = self.stop_error(rule, family) {
                 break Err(error);
             }
-            self.throttle.stopped.changed.wait_for(&mut checking, CHECK_EVERY);
+            self.throttle.changed.wait_for(&mut checking, CHECK_EVERY);
         };
         counters.stop_ns.add(self.ns_since(started));
         passed

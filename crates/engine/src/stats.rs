@@ -179,7 +179,7 @@ pub(crate) fn collect(store: &Store) -> Stats {
         apply_wait_ns: counts.apply_wait_ns,
         background_pieces: store.background_pieces(),
         memtable_bytes: store.memtable_bytes(),
-        max_memtable_bytes: store.max_memtable_bytes(),
+        max_memtable_bytes: store.throttle.budget.most(),
         snapshots: counts.snapshots,
         transactions: transactions(store),
         wal_size_flushes: counts.wal_size_flushes,

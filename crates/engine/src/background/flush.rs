@@ -193,7 +193,6 @@ fn note_outcome(store: &Store, family: &Arc<FamilyState>, flushed: &Result<()>) 
     }
     family.flushes().note(flushed);
     store.fill_reserve();
-    store.memory_has_eased();
     store.update_stall(family);
     store.wake_stalled();
     store.queue().compact(family);

@@ -38,7 +38,9 @@ impl Transaction {
         if waits {
             end = ticket.wait()?;
         }
-        db.pay(owes);
+        if let Some(owes) = owes {
+            db.store().throttle_after(owes.families(), owes.size_bytes());
+        }
         Ok(end)
     }
 
@@ -51,7 +53,10 @@ impl Transaction {
     /// As [`Transaction::commit`].
     pub fn commit_ticket(self) -> Result<Ticket> {
         let (ticket, owes) = self.finish()?;
-        ticket.db.pay(owes);
+        if let Some(owes) = owes {
+            let store = ticket.db.store();
+            store.throttle_after(owes.families(), owes.size_bytes());
+        }
         Ok(ticket)
     }
 
@@ -179,15 +184,6 @@ impl Transaction {
             self.locked(inner, family, Some(key), locked)?;
         }
         Ok(())
-    }
-}
-
-impl Db {
-    /// Waits for what was written without a delay.
-    fn pay(&self, owes: Option<Batch>) {
-        if let Some(batch) = owes {
-            self.store().throttle_after(batch.families(), batch.size_bytes());
-        }
     }
 }
 

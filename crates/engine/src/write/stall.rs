@@ -203,7 +203,7 @@ impl Budget {
         bytes >= self.look_at.load(Ordering::Relaxed)
     }
 
-    /// Memtables were flushed, and `bytes` are left.
+    /// `bytes` are in memory, perhaps fewer than before.
     pub(crate) fn has_eased(&self, bytes: u64) {
         let soft = self.soft();
         if bytes < soft {

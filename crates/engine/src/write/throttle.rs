@@ -42,7 +42,7 @@ use collie_log::{Level, Lsn};
 use crate::store::Store;
 use crate::store::family::FamilyState;
 use crate::write::stall::{Level0, RaisedLevel0};
-use crate::{Error, FamilyOptions, Result, Stall, ThrottleMode};
+use crate::{Error, Result, Stall, ThrottleMode};
 
 /// Delay per byte written right before the stop, in nanoseconds: about 20 MB/s.
 const LONGEST_NS_PER_BYTE: f64 = 50.0;
@@ -75,12 +75,13 @@ impl Store {
     /// Computes a family's stall anew, and wakes its writers where it has eased. To be called
     /// whenever its memtables or its level 0 have changed.
     pub(crate) fn update_stall(&self, family: &FamilyState) {
-        family.tables().set_urgent(Backlog::of(family).is_close());
+        self.throttle.budget.has_eased(self.memtable_bytes());
+        family.tables().set_urgent(Backlog::of(family).is_close);
         if family.level0_runs() < family.options().level0_slowdown {
             family.stall_state().drained();
         }
         let checking = self.throttle.checking.lock();
-        let eased = family.stall_state().set(Backlog::of(family).stall());
+        let eased = family.stall_state().set(Backlog::of(family).stall);
         drop(checking);
         if eased {
             self.throttle.changed.notify_all();
@@ -100,8 +101,8 @@ impl Store {
         self.throttle.changed.notify_all();
     }
 
-    /// Delays a write of `bytes` to these families, or keeps it until the stops that its mode minds
-    /// are over. Fails where a stop may never be over.
+    /// Delays a write of `bytes` to these families, or keeps it until the stops that count in this
+    /// mode are over. Fails where a stop may never be over.
     pub(crate) fn throttle(
         &self,
         families: &[Arc<FamilyState>],
@@ -122,7 +123,7 @@ impl Store {
         let mut slowest: Option<(&FamilyState, f64)> = None;
         for family in families {
             if self.wait_out(Rule::Family, family, mode)? == Stall::Delayed {
-                let pressure = Backlog::of(family).pressure();
+                let Backlog { pressure, .. } = Backlog::of(family);
                 if slowest.is_none_or(|(_, most)| pressure > most) {
                     slowest = Some((family, pressure));
                 }
@@ -131,7 +132,15 @@ impl Store {
         if let Some((family, pressure)) = slowest {
             // A large commit is not delayed for its size, for it takes no room of ordinary memtables.
             let bytes = if is_large { 0 } else { bytes };
-            self.delay(family, (bytes as f64 * LONGEST_NS_PER_BYTE * pressure) as u64);
+            let own_ns = (bytes as f64 * LONGEST_NS_PER_BYTE * pressure) as u64;
+            let counters = family.counters();
+            counters.delays.add(1);
+            let sleep = family.stall_state().sleep_for(own_ns);
+            if sleep > 0 {
+                let started = self.now();
+                std::thread::sleep(Duration::from_nanos(sleep));
+                counters.delay_ns.add(self.ns_since(started));
+            }
         }
         Ok(())
     }
@@ -165,7 +174,7 @@ impl Store {
                 self.memtable_bytes() >= if is_full { most } else { most + most / 8 }
             }
             Rule::Family if is_full => return family.stall(),
-            Rule::Family => family.stall() == Stall::Stopped && Backlog::of(family).is_past_hard_limit(),
+            Rule::Family => family.stall() == Stall::Stopped && Backlog::of(family).is_past_hard_limit,
         };
         if stops { Stall::Stopped } else { Stall::None }
     }
@@ -182,8 +191,7 @@ impl Store {
                 errors.all(|error| error.is_some()).then_some(first)
             }
             Rule::LargeOfFamily | Rule::Family => {
-                let Backlog { runs, stop, .. } = Backlog::of(family);
-                if runs >= stop {
+                if family.level0_runs() >= level0_limits(family).1 {
                     let failed = family.compactions().error();
                     if failed.is_some() || !family.tables().has_unrecorded() {
                         return failed;
@@ -196,23 +204,19 @@ impl Store {
     }
 
     /// Keeps a write of the family until the rule does not stop it, also one that a hard limit has
-    /// stopped. Returns what the rule does to it otherwise.
+    /// stopped. Returns what the rule did to it at first. Fails where the stop may never be over.
     fn wait_out(&self, rule: Rule, family: &FamilyState, mode: ThrottleMode) -> Result<Stall> {
-        match self.stall_by(rule, family, mode) {
-            Stall::Stopped => self.wait_while_stopped(rule, family).map(|()| Stall::None),
-            stall => Ok(stall),
+        let stall = self.stall_by(rule, family, mode);
+        if stall != Stall::Stopped {
+            return Ok(stall);
         }
-    }
-
-    #[cold]
-    fn wait_while_stopped(&self, rule: Rule, family: &FamilyState) -> Result<()> {
         let counters = family.counters();
         counters.stops.add(1);
         let started = self.now();
         let passed = loop {
             if rule == Rule::Memory {
                 // Without the lock, which it takes itself.
-                self.seal_largest();
+                self.throttle.budget.seal_largest(|| self.memtable_bytes());
             }
             let mut checking = self.throttle.checking.lock();
             if let Some(error) = self.failure() {
@@ -222,7 +226,7 @@ impl Store {
                 break Err(error);
             }
             if self.stall_by(rule, family, ThrottleMode::Full) != Stall::Stopped {
-                break Ok(());
+                break Ok(stall);
             }
             // Background work fails: say why, instead of waiting for what may not come.
             if let Some(error) = self.stop_error(rule, family) {
@@ -233,87 +237,54 @@ impl Store {
         counters.stop_ns.add(self.ns_since(started));
         passed
     }
-
-    fn delay(&self, family: &FamilyState, ns: u64) {
-        let counters = family.counters();
-        counters.delays.add(1);
-        let sleep = family.stall_state().sleep_for(ns);
-        if sleep > 0 {
-            let started = self.now();
-            std::thread::sleep(Duration::from_nanos(sleep));
-            counters.delay_ns.add(self.ns_since(started));
-        }
-    }
 }
 
-/// What of a family waits for background work, and how much of it stops writes.
-struct Backlog<'a> {
-    options: &'a FamilyOptions,
-    /// Runs of level 0, and at how many writes are delayed and stop.
-    runs: usize,
-    slowdown: usize,
-    stop: usize,
-    /// Memtables that count, and the bytes of the active one.
-    buffers: usize,
-    active_bytes: u64,
+/// How far a family's background work is behind.
+struct Backlog {
+    stall: Stall,
+    /// Whether a stop has not ended the writes that it should have.
+    is_past_hard_limit: bool,
+    /// Whether writes are delayed soon, or are: half of the runs or all but one of the memtables that
+    /// it takes are there.
+    is_close: bool,
+    /// How close the stop is, from 0 to 1.
+    pressure: f64,
 }
 
-impl<'a> Backlog<'a> {
-    fn of(family: &'a FamilyState) -> Self {
+impl Backlog {
+    fn of(family: &FamilyState) -> Self {
         let (view, options) = (family.view(), family.options());
-        let (slowdown, stop) = match family.stall_state().level0() {
-            Level0::Raised | Level0::Draining if options.level0_stop < RAISED_STOP => {
-                (options.level0_stop, RAISED_STOP)
-            }
-            _ => (options.level0_slowdown, options.level0_stop),
-        };
-        Self {
-            options,
-            runs: family.level0_runs(),
-            slowdown,
-            stop,
-            buffers: view.buffers(options),
-            active_bytes: view.active.bytes(),
-        }
-    }
-
-    fn has_last_buffer(&self) -> bool {
-        self.buffers >= self.options.max_write_buffers
-    }
-
-    fn stall(&self) -> Stall {
-        let is_full = self.active_bytes >= self.options.write_buffer_bytes;
-        if self.runs >= self.stop || (self.has_last_buffer() && is_full) {
+        let (runs, (slowdown, stop)) = (family.level0_runs(), level0_limits(family));
+        let (active, full) = (view.active.bytes(), options.write_buffer_bytes);
+        let buffers = view.buffers(options);
+        let is_last = buffers >= options.max_write_buffers;
+        let stall = if runs >= stop || (is_last && active >= full) {
             Stall::Stopped
-        } else if self.runs >= self.slowdown || (self.has_last_buffer() && self.buffers > 2) {
+        } else if runs >= slowdown || (is_last && buffers > 2) {
             Stall::Delayed
         } else {
             Stall::None
+        };
+        let memory = if is_last { active as f64 / full as f64 } else { 0.0 };
+        let level0 = runs.saturating_sub(slowdown) as f64 / stop.saturating_sub(slowdown).max(1) as f64;
+        Self {
+            stall,
+            is_past_hard_limit: runs >= stop.saturating_add(BEYOND_STOP)
+                || (is_last && active >= full.saturating_add(full / 2)),
+            is_close: runs * 2 >= options.level0_slowdown || buffers + 1 >= options.max_write_buffers,
+            pressure: memory.max(level0).clamp(0.02, 1.0),
         }
     }
+}
 
-    /// Whether a stop has not ended the writes that it should have.
-    fn is_past_hard_limit(&self) -> bool {
-        let full = self.options.write_buffer_bytes;
-        self.runs >= self.stop + BEYOND_STOP
-            || (self.has_last_buffer() && self.active_bytes >= full + full / 2)
-    }
-
-    /// Whether writes are delayed soon, or are: half of the runs or all but one of the memtables that
-    /// it takes are there.
-    fn is_close(&self) -> bool {
-        self.runs * 2 >= self.options.level0_slowdown || self.buffers + 1 >= self.options.max_write_buffers
-    }
-
-    /// How close the stop is, from 0 to 1.
-    fn pressure(&self) -> f64 {
-        let over = self.runs.saturating_sub(self.slowdown);
-        let span = (self.stop - self.slowdown).max(1);
-        let memory = match self.has_last_buffer() {
-            true => self.active_bytes as f64 / self.options.write_buffer_bytes as f64,
-            false => 0.0,
-        };
-        memory.max(over as f64 / span as f64).clamp(0.02, 1.0)
+/// The runs of level 0 at which writes are delayed, and at which they stop.
+fn level0_limits(family: &FamilyState) -> (usize, usize) {
+    let options = family.options();
+    match family.stall_state().level0() {
+        Level0::Raised | Level0::Draining if options.level0_stop < RAISED_STOP => {
+            (options.level0_stop, RAISED_STOP)
+        }
+        _ => (options.level0_slowdown, options.level0_stop),
     }
 }
 
@@ -323,28 +294,17 @@ impl Store {
         self.throttle.budget.join(this);
     }
 
-    /// The limit on them.
-    pub(crate) fn max_memtable_bytes(&self) -> u64 {
-        self.throttle.budget.most()
-    }
-
-    /// Seals the largest memtables where all of them together have grown large. For writers, after
-    /// each commit.
+    /// Seals the largest memtables, those of stores with which this one shares included, where all of
+    /// them together have grown large. For writers, after each commit.
     pub(crate) fn check_memory(&self) {
         if self.throttle.budget.asks_for_look(self.memtable_bytes()) {
-            self.seal_largest();
+            self.throttle.budget.seal_largest(|| self.memtable_bytes());
         }
-    }
-
-    /// Seals the largest active memtables, those of stores with which this one shares included.
-    #[cold]
-    fn seal_largest(&self) {
-        self.throttle.budget.seal_largest(|| self.memtable_bytes());
     }
 
     /// The most that is done to writes now.
     pub(crate) fn stall(&self) -> Stall {
-        match self.memtable_bytes() >= self.max_memtable_bytes() {
+        match self.memtable_bytes() >= self.throttle.budget.most() {
             true => Stall::Stopped,
             false => self.worst_family(),
         }
@@ -371,20 +331,15 @@ impl Store {
     pub(crate) fn waits_for_log(&self) -> bool {
         self.throttle.log_waits.load(Ordering::Relaxed) > 0
     }
-
-    /// Memtables were flushed.
-    pub(crate) fn memory_has_eased(&self) {
-        self.throttle.budget.has_eased(self.memtable_bytes());
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Db;
     use crate::background::compaction;
     use crate::test::hold;
     use crate::test::interleavings::{new_store, put};
+    use crate::{Db, FamilyOptions};
 
     /// Nothing leaves level 0 meanwhile, so a stop would last until the end.
     #[test]
@@ -421,8 +376,7 @@ mod tests {
             assert_ne!(state.stall(), Stall::Stopped, "{} runs", state.level0_runs());
             std::thread::yield_now();
         }
-        let limits = Backlog::of(&state);
-        assert_eq!((limits.slowdown, limits.stop), (2, 3));
+        assert_eq!(level0_limits(&state), (2, 3));
         assert_eq!(state.stall(), Stall::None);
     }
 }

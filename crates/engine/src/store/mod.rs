@@ -6,7 +6,7 @@
 //!
 //! | | lock | held | several at once |
 //! |---|---|---|---|
-//! | 1 | `Health::directory` | for reading by calls that write to the directory on their caller's thread; for writing by `close` | |
+//! | 1 | `StoreHealth::directory` | for reading by calls that write to the directory on their caller's thread; for writing by `close` | |
 //! | 2 | `External::turn` | while an external journal's commit is applied, or all tables are replaced | |
 //! | 3 | `FamilyState::flushing` | by the flush of a family, until it is recorded | in the order of the families' names; an idle family's is only tried |
 //! | 4 | `FamilyState::compacting` | by the compaction of a family | never |
@@ -25,8 +25,8 @@
 //! Below all of these, and with nothing of the engine's below them but what is named: the queues
 //! of tasks and of the thread pool (one after the other), `StoreReserve`'s file (it calls the log),
 //! `Visible::generation`, `AllViews::edit`, `Gaps::edit`, `WalState::large`, `Registry::open`,
-//! `Families::dropped`, `Health::cause`, `Storage`, a bucket's mutex (then the directory's and the
-//! spare chunks'), and a tree's version lock (then its orphans and what is verified).
+//! `Families::dropped`, `Storage`, a bucket's mutex (then the directory's and the spare chunks'), and
+//! a tree's version lock (then its orphans and what is verified).
 //!
 //! `Budget::sealing` is only tried. Who has it takes 8 to 11 of each store that shares it. The lock
 //! table has an order of its own (`locks/table.rs`) and takes none of these.
@@ -60,7 +60,7 @@ use crate::recovery::store_lock::StoreLock;
 use crate::store::families::Families;
 pub(crate) use crate::store::families::ManifestGuard;
 use crate::store::family::FamilyState;
-use crate::store::health::Health;
+use crate::store::health::StoreHealth;
 use crate::store::reserve::StoreReserve;
 use crate::store::room::RoomWatch;
 pub(crate) use crate::store::view::Views;
@@ -83,7 +83,7 @@ pub(crate) struct Store {
     families: Families,
     room: RoomWatch,
     queue: TaskQueue,
-    health: Health,
+    health: StoreHealth,
     pub(crate) throttle: Throttle,
     wal: WalState,
     locks: Arc<LockTable>,
@@ -142,7 +142,7 @@ impl Store {
             families: Families::new(manifest),
             room: RoomWatch::new(reserve),
             queue: TaskQueue::default(),
-            health: Health::new(),
+            health: StoreHealth::new(),
             throttle: Throttle::new(parts.budget),
             wal: WalState::new(log_disk_bytes),
             storage: Storage {

@@ -138,10 +138,11 @@ impl Family {
     }
 
     /// Waits as a write of so many bytes does while background work lags behind. For what was
-    /// written with [`stall_later`](WriteOptions::stall_later), after the locks are released. Where
-    /// the background work fails it returns, and the next write says why.
+    /// written with [`ThrottleMode::HardLimitsOnly`], after the locks are released. Where the
+    /// background work fails it returns, and the next write says why.
     pub fn throttle(&self, bytes: usize) {
-        self.db.throttle_after(std::slice::from_ref(&self.state), bytes);
+        let families = std::slice::from_ref(&self.state);
+        self.db.store().throttle_after(families, bytes);
     }
 
     fn op<'a>(&'a self, key: &'a [u8], write: Write<'a>) -> Commit<'a> {

@@ -129,17 +129,18 @@ pub use family::Family;
 pub use iter::Iter;
 pub use key::{Key, Value};
 pub use options::{
-    Compression, Durability, FamilyOptions, IoPolicy, Options, ReadOptions, WalRecoveryMode, WriteOptions,
+    Compression, Durability, FamilyOptions, IoPolicy, Options, ReadOptions, ThrottleMode, WalRecoveryMode,
+    WriteOptions,
 };
 pub use snapshot::{Read, Snapshot};
 pub use stats::{FamilyStats, Stats, TransactionStats};
 pub use store::reserve::{DiskReserve, LentReserve, RoomUser};
-pub use store::stall::Stall;
 pub use store::view::FlushCause;
 pub use transaction::{
     CommitMode, Concurrency, Isolation, OwnedRowLocks, RowLocks, RowOwner, Ticket, Transaction,
     TransactionInfo, TransactionIter, TransactionOptions,
 };
+pub use write::stall::Stall;
 
 /// The name of the family that every store has.
 pub const DEFAULT_FAMILY: &str = "default";

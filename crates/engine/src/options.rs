@@ -258,55 +258,56 @@ pub struct WriteOptions {
     /// Write without row locks, although transactions are in use: the caller holds them
     /// ([`Db::lock_rows`](crate::Db::lock_rows)), or knows that no other owner uses these rows.
     pub skip_row_locks: bool,
-    /// Do not wait while background work lags behind, as long as memory stays bounded: the caller
-    /// holds locks, and calls [`Family::throttle`](crate::Family::throttle) when it has released
-    /// them. Large commits do not wait for each other either.
-    pub stall_later: bool,
+    /// Which stalls it waits for.
+    pub throttle: ThrottleMode,
+}
+
+/// What a write waits for while background work lags behind ([`Stall`](crate::Stall)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum ThrottleMode {
+    /// All that delays or stops writes.
+    #[default]
+    Full,
+    /// Only what keeps memory bounded: the caller holds locks, and calls
+    /// [`Family::throttle`](crate::Family::throttle) when it has released them. Large commits do not
+    /// wait for each other either.
+    HardLimitsOnly,
 }
 
 impl WriteOptions {
     /// Returns when the write is visible; nothing about durability is promised yet.
     #[must_use]
     pub fn buffered() -> Self {
-        Self {
-            durability: Durability::Buffered,
-            disable_wal: false,
-            skip_row_locks: false,
-            stall_later: false,
-        }
+        Self::waiting_for(Durability::Buffered)
     }
 
     /// Returns when the write survives the death of the process; with a private ring and
     /// [`Options::manual_wal_flush`] it does from the next flush of the log on.
     #[must_use]
     pub fn process() -> Self {
-        Self {
-            durability: Durability::Process,
-            disable_wal: false,
-            skip_row_locks: false,
-            stall_later: false,
-        }
+        Self::waiting_for(Durability::Process)
     }
 
     /// Returns when the write survives a power cut.
     #[must_use]
     pub fn disk() -> Self {
-        Self {
-            durability: Durability::Disk,
-            disable_wal: false,
-            skip_row_locks: false,
-            stall_later: false,
-        }
+        Self::waiting_for(Durability::Disk)
     }
 
     /// Leaves the log out.
     #[must_use]
     pub fn without_wal() -> Self {
         Self {
-            durability: Durability::Buffered,
             disable_wal: true,
-            skip_row_locks: false,
-            stall_later: false,
+            ..Self::buffered()
+        }
+    }
+
+    fn waiting_for(durability: Durability) -> Self {
+        Self {
+            durability,
+            ..Self::default()
         }
     }
 }

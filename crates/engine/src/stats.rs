@@ -7,8 +7,8 @@ use collie_log::{LogStats, Lsn};
 
 use crate::store::Store;
 use crate::store::family::FamilyState;
-use crate::store::stall::Stall;
 use crate::store::view::FlushCause;
+use crate::write::stall::Stall;
 
 /// A store's figures at one moment. Counts are since the store was opened.
 #[derive(Debug, Clone, Default)]
@@ -179,7 +179,7 @@ pub(crate) fn collect(store: &Store) -> Stats {
         apply_wait_ns: counts.apply_wait_ns,
         background_pieces: store.background_pieces(),
         memtable_bytes: store.memtable_bytes(),
-        max_memtable_bytes: store.max_memtable_bytes(),
+        max_memtable_bytes: store.throttle.budget.most(),
         snapshots: counts.snapshots,
         transactions: transactions(store),
         wal_size_flushes: counts.wal_size_flushes,

@@ -51,9 +51,9 @@ use crate::manifest::{Edit, PendingRecord};
 use crate::memtable::Entry;
 use crate::store::Store;
 use crate::store::family::FamilyState;
-use crate::store::stall::Stall;
 use crate::store::view::{FlushCause, Sealed};
 use crate::tables::{self, Sampled, Writing};
+use crate::write::stall::Stall;
 
 /// What a flush thread runs.
 pub(crate) fn run(store: &Store) {
@@ -193,7 +193,6 @@ fn note_outcome(store: &Store, family: &Arc<FamilyState>, flushed: &Result<()>) 
     }
     family.flushes().note(flushed);
     store.fill_reserve();
-    store.memory_has_eased();
     store.update_stall(family);
     store.wake_stalled();
     store.queue().compact(family);

@@ -16,9 +16,9 @@ use crate::background::wal_limit::flush_pinning;
 use crate::memtable::Entry;
 use crate::store::Store;
 use crate::store::family::FamilyState;
-use crate::store::stall::Stall;
 use crate::store::view::{FlushCause, Sealed};
 use crate::tables::Content;
+use crate::write::stall::Stall;
 
 pub(crate) fn make_room(store: &Store) {
     if store.failure().is_some() {

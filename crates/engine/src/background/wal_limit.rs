@@ -62,7 +62,7 @@ impl Capacities {
     fn of_store(store: &Store) -> Self {
         let families = store.families();
         let options = families.iter().map(|family| family.options());
-        Self::of(options, store.max_memtable_bytes(), store.log_disk_bytes())
+        Self::of(options, store.throttle.budget.most(), store.log_disk_bytes())
     }
 
     /// The limit that the options ask for.

@@ -6,8 +6,7 @@ use crate::store::Store;
 use crate::write::appenders::Record;
 use crate::write::encoding::KIND_COMMIT;
 use crate::write::order::LogRoom;
-use crate::write::throttle::Holds;
-use crate::{Batch, Db, Error, Result};
+use crate::{Batch, Db, Error, Result, ThrottleMode};
 
 impl Db {
     /// Applies the commit that an external journal ([`Journal::External`](crate::Journal)) has at
@@ -32,7 +31,7 @@ impl Db {
     /// applied either, and after the last kind it may be tried again.
     pub fn apply(&self, batch: &Batch, seq: Lsn) -> Result<()> {
         self.apply_where(batch, seq, |store| {
-            store.throttle(batch.families(), batch.size_bytes(), Holds::Nothing)
+            store.throttle(batch.families(), batch.size_bytes(), ThrottleMode::Full)
         })
     }
 

@@ -12,9 +12,9 @@ use crate::key::Edge;
 use crate::manifest::{FamilyRecord, Flushed, PendingRecord};
 use crate::memtable::gaps::{Gaps, PutSince, Walked};
 use crate::memtable::{At, Mem};
-use crate::store::stall::{Stall, StallState};
 use crate::store::view::{AllViews, FlushCause, View};
 use crate::tables::{Pinned, Tables};
+use crate::write::stall::{Stall, StallState};
 use crate::{Error, FamilyOptions, Result};
 
 /// Entries of memtables that are searched for puts, for each removed row of a gap that is noted.

@@ -1,13 +1,12 @@
 //! Whether the store takes writes, and what of it can be read; how it closes, and what keeps it from
 //! closing under a call.
 
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use collie_io::Opener;
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::manifest::file::ManifestError;
 use crate::store::Store;
@@ -16,77 +15,85 @@ use crate::tables::Unwritten;
 use crate::write::order::LogRoom;
 use crate::{Error, Result};
 
+/// What an open store may come to, until it is opened again. A failure includes those before it, and
+/// is independent of closing. A forked child has only a copy: every check asks for that first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Health {
+    /// Writes are refused.
+    Failed,
+    /// A commit has its LSN and will never be applied: the visible boundary does not pass it.
+    Unapplied,
+    /// A thread panicked in the middle of a commit: the memtables may have a part of it.
+    HalfApplied,
+    /// All calls are refused.
+    Closed,
+}
+
+/// Why no content of the memtables is certain.
+pub(super) const HALF_APPLIED: &str = "a thread panicked in mid-commit";
+
 /// Whether the store takes writes, and what of it can be read.
-pub(super) struct Health {
+pub(super) struct StoreHealth {
     /// The process that opened the store: a child that it forks has only copies.
     opener: Opener,
-    /// Set once, together with `cause`.
-    failed: AtomicBool,
-    cause: Mutex<Option<Error>>,
-    /// A commit has its LSN and will never be applied: the visible boundary does not pass it.
-    unapplied: OnceLock<Error>,
-    /// A thread panicked in the middle of a commit: the memtables may have a part of it.
-    half_applied: OnceLock<Arc<str>>,
-    closed: AtomicBool,
+    /// Why it has come to each [`Health`], if it has. The first cause stays.
+    causes: [OnceLock<Error>; Health::Closed as usize + 1],
     /// Held for reading by calls that write to the directory on their caller's thread, and for
     /// writing by `close`: once that has it, nothing of this store touches the directory any more.
     directory: RwLock<()>,
 }
 
-impl Health {
-    /// The state of a store that this process opens.
+impl StoreHealth {
+    /// That of a store that this process opens.
     pub(super) fn new() -> Self {
         Self {
             opener: Opener::here(),
-            failed: AtomicBool::new(false),
-            cause: Mutex::new(None),
-            unapplied: OnceLock::new(),
-            half_applied: OnceLock::new(),
-            closed: AtomicBool::new(false),
+            causes: Default::default(),
             directory: RwLock::new(()),
         }
     }
 
-    /// Why no content of the memtables is certain, if so.
-    pub(super) fn half_applied(&self) -> Option<&Arc<str>> {
-        self.half_applied.get()
-    }
-
-    fn check_process(&self, path: &Path) -> Result<()> {
-        if self.opener.is_here() {
-            return Ok(());
-        }
-        Err(Error::Forked {
-            path: path.into(),
-            opener: self.opener.pid(),
-        })
+    /// Why the store has come to this, if it has.
+    pub(super) fn cause(&self, of: Health) -> Option<&Error> {
+        self.causes[of as usize].get()
     }
 }
 
 impl Store {
-    /// Why the visible boundary will never pass some commit, if so.
-    pub(crate) fn unapplied(&self) -> Option<Error> {
-        self.health.unapplied.get().cloned()
+    /// Fails in a child of the process that opened the store.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if self.health.opener.is_here() {
+            return Ok(());
+        }
+        Err(Error::Forked {
+            path: self.path.clone(),
+            opener: self.health.opener.pid(),
+        })
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.health.cause(Health::Closed).is_some()
+    }
+
+    pub(crate) fn check_open(&self) -> Result<()> {
+        self.check_process()?;
+        self.health.cause(Health::Closed).cloned().map_or(Ok(()), Err)
     }
 
     /// Why writes are refused, if they are.
     pub(crate) fn refusal(&self) -> Option<Error> {
-        if let Err(forked) = self.check_process() {
-            return Some(forked);
-        }
-        // Relaxed: the cause is read under its lock.
-        if self.health.closed.load(Ordering::Relaxed) {
-            return Some(Error::Closed);
-        }
-        if self.health.failed.load(Ordering::Relaxed) {
-            return self.health.cause.lock().clone();
-        }
-        None
+        let closed = self.check_open().err();
+        closed.or_else(|| self.health.cause(Health::Failed).cloned())
     }
 
     /// As [`Store::refusal`], or why the log takes no more writes.
     pub(crate) fn failure(&self) -> Option<Error> {
         self.refusal().or_else(|| self.sequencer().poisoned())
+    }
+
+    /// Why the visible boundary will never pass some commit, if so.
+    pub(crate) fn unapplied(&self) -> Option<Error> {
+        self.health.cause(Health::Unapplied).cloned()
     }
 
     /// Fails where the family is of another open store, as in a batch that was filled for that one,
@@ -117,36 +124,31 @@ impl Store {
         }
     }
 
-    /// Fails in a child of the process that opened the store.
-    pub(crate) fn check_process(&self) -> Result<()> {
-        self.health.check_process(&self.path)
-    }
-
-    pub(crate) fn check_open(&self) -> Result<()> {
-        self.check_process()?;
-        if self.is_closed() {
-            Err(Error::Closed)
-        } else {
-            Ok(())
-        }
-    }
-
-    pub(crate) fn is_closed(&self) -> bool {
-        self.health.closed.load(Ordering::Relaxed)
-    }
-
-    /// Returns whether this call closed it.
-    pub(super) fn set_closed(&self) -> bool {
-        !self.health.closed.swap(true, Ordering::Relaxed)
-    }
-
     /// Refuses writes from now on. The first cause stays.
     pub(crate) fn fail(&self, cause: Error) {
-        self.health.cause.lock().get_or_insert_with(|| {
-            tracing::error!(path = %self.path.display(), %cause, "writes are refused from now on");
-            cause
-        });
-        self.health.failed.store(true, Ordering::Relaxed);
+        self.come_to(Health::Failed, cause);
+    }
+
+    /// A commit that has its LSN will never be applied.
+    pub(crate) fn leave_unapplied(&self, cause: Error) {
+        self.come_to(Health::Unapplied, cause);
+    }
+
+    /// A thread panicked before its commit was applied completely.
+    pub(crate) fn leave_half_applied(&self) {
+        let cause = HALF_APPLIED.into();
+        self.come_to(Health::HalfApplied, Error::Background { cause });
+    }
+
+    fn come_to(&self, failure: Health, cause: Error) {
+        // The last of them first: who sees that writes are refused sees why.
+        for health in [Health::HalfApplied, Health::Unapplied, Health::Failed] {
+            let is_first =
+                health <= failure && self.health.causes[health as usize].set(cause.clone()).is_ok();
+            if is_first && health == Health::Failed {
+                tracing::error!(path = %self.path.display(), %cause, "writes are refused from now on");
+            }
+        }
         self.wake_stalled();
     }
 
@@ -176,20 +178,6 @@ impl Store {
             }
         }
     }
-
-    /// A commit that has its LSN will never be applied.
-    pub(crate) fn leave_unapplied(&self, cause: Error) {
-        // Before `fail` wakes the threads that wait for the commit, so that they see it.
-        self.health.unapplied.get_or_init(|| cause.clone());
-        self.fail(cause);
-    }
-
-    /// A thread panicked before its commit was applied completely.
-    pub(crate) fn leave_half_applied(&self) {
-        let cause = "a thread panicked in mid-commit";
-        self.health.half_applied.get_or_init(|| cause.into());
-        self.leave_unapplied(Error::Background { cause: cause.into() });
-    }
 }
 
 /// As long as this lives, the directory is not given up to another opening.
@@ -217,9 +205,7 @@ impl Store {
     /// closed the store.
     pub(crate) fn begin_close(&self) -> Result<()> {
         self.check_process()?;
-        if !self.set_closed() {
-            return Err(Error::Closed);
-        }
+        self.health.causes[Health::Closed as usize].set(Error::Closed)?;
         self.wake_stalled();
         // Relaxed: compactions read nothing on the strength of it.
         self.storage.trees.stop.store(true, Ordering::Relaxed);

@@ -6,7 +6,7 @@
 //!
 //! | | lock | held | several at once |
 //! |---|---|---|---|
-//! | 1 | `Health::directory` | for reading by calls that write to the directory on their caller's thread; for writing by `close` | |
+//! | 1 | `StoreHealth::directory` | for reading by calls that write to the directory on their caller's thread; for writing by `close` | |
 //! | 2 | `External::turn` | while an external journal's commit is applied, or all tables are replaced | |
 //! | 3 | `FamilyState::flushing` | by the flush of a family, until it is recorded | in the order of the families' names; an idle family's is only tried |
 //! | 4 | `FamilyState::compacting` | by the compaction of a family | never |
@@ -15,7 +15,7 @@
 //! | 7 | an appender of `Appenders` | from before the reservation until the commit is applied | never |
 //! | 8 | `FamilyState::edit` | while the view is replaced; a commit waits for it during a rotation | by a large commit, in the order of the families' ids |
 //! | 9 | `Pipeline::system` | while a mark is appended | |
-//! | 10 | `StoppedWriters::checking` | from the check of a stall until a writer waits | |
+//! | 10 | `Throttle::checking` | from the check of a stall until a writer waits | |
 //! | 11 | `Families::named` | while families are looked up, or one is published | |
 //!
 //! No thread has 4 and 5 together, nor 5 or 6 and 7. A rotation takes 8 and then 9; a thread with 7
@@ -24,9 +24,9 @@
 //!
 //! Below all of these, and with nothing of the engine's below them but what is named: the queues
 //! of tasks and of the thread pool (one after the other), `StoreReserve`'s file (it calls the log),
-//! `AllViews::edit`, `Gaps::edit`, `WalState::large`, `Registry::open`,
-//! `Families::dropped`, `Health::cause`, `Storage`, a bucket's mutex (then the directory's and the
-//! spare chunks'), and a tree's version lock (then its orphans and what is verified).
+//! `AllViews::edit`, `Gaps::edit`, `WalState::large`, `Registry::open`, `Families::dropped`,
+//! `Storage`, a bucket's mutex (then the directory's and the spare chunks'), and a tree's version lock
+//! (then its orphans and what is verified).
 //!
 //! `Budget::sealing` is only tried. Who has it takes 8 to 11 of each store that shares it. The lock
 //! table has an order of its own (`locks/table.rs`) and takes none of these.
@@ -37,7 +37,6 @@ mod health;
 pub(crate) mod read_point;
 pub(crate) mod reserve;
 mod room;
-pub(crate) mod stall;
 pub(crate) mod view;
 pub(crate) mod wal;
 
@@ -61,16 +60,16 @@ use crate::recovery::store_lock::StoreLock;
 use crate::store::families::Families;
 pub(crate) use crate::store::families::ManifestGuard;
 use crate::store::family::FamilyState;
-use crate::store::health::Health;
+use crate::store::health::StoreHealth;
 use crate::store::reserve::StoreReserve;
 use crate::store::room::RoomWatch;
-use crate::store::stall::ThrottleState;
 pub(crate) use crate::store::view::Views;
 use crate::store::wal::{Replayed, WalState};
 use crate::tables::{Pinned, Tables, TreeContext};
 use crate::transaction::Registry;
 use crate::write::appenders::Pipeline;
 use crate::write::order::Sequencer;
+use crate::write::stall::Throttle;
 use crate::{FamilyOptions, Options, Result};
 
 /// An open store. Its parts are private to this folder, but for what writes are made with: others ask
@@ -84,8 +83,8 @@ pub(crate) struct Store {
     families: Families,
     room: RoomWatch,
     queue: TaskQueue,
-    health: Health,
-    pub(crate) throttle: ThrottleState,
+    health: StoreHealth,
+    pub(crate) throttle: Throttle,
     wal: WalState,
     locks: Arc<LockTable>,
     transactions: Registry,
@@ -143,8 +142,8 @@ impl Store {
             families: Families::new(manifest),
             room: RoomWatch::new(reserve),
             queue: TaskQueue::default(),
-            health: Health::new(),
-            throttle: ThrottleState::new(parts.budget),
+            health: StoreHealth::new(),
+            throttle: Throttle::new(parts.budget),
             wal: WalState::new(log_disk_bytes),
             storage: Storage {
                 trees: shared,
@@ -214,6 +213,11 @@ impl Store {
     /// The largest commit that is one frame of the log; a larger one is made of parts.
     pub(crate) fn max_frame_bytes(&self) -> usize {
         self.pipeline.max_payload
+    }
+
+    /// Whether a commit of so many bytes is more than one frame. One from an external journal is none.
+    pub(crate) fn is_large(&self, bytes: usize) -> bool {
+        bytes > self.max_frame_bytes() && self.sequencer().external().is_none()
     }
 
     /// An empty memtable for a family's commits from `from` on.

@@ -34,6 +34,7 @@ use collie_log::Lsn;
 use crate::memtable::{At, Found};
 use crate::store::Store;
 use crate::store::family::FamilyState;
+use crate::store::health::{HALF_APPLIED, Health};
 use crate::store::view::{View, Views};
 use crate::{Error, Key, Result};
 
@@ -68,10 +69,10 @@ impl ReadPoint {
     }
 
     /// A point in a store of which nothing is certain.
-    pub(crate) fn nothing_certain(below: Lsn, cause: &Arc<str>) -> Self {
+    pub(crate) fn nothing_certain(below: Lsn, cause: &str) -> Self {
         Self {
             below,
-            doubt: Some(Doubt::Everything(Arc::clone(cause))),
+            doubt: Some(Doubt::Everything(cause.into())),
         }
     }
 
@@ -140,8 +141,8 @@ impl Store {
         // First: as long as no failure is seen below, what is visible here was so before any.
         let visible = self.visible_boundary();
         reach!("read has its boundary");
-        if let Some(cause) = self.health.half_applied() {
-            return ReadPoint::nothing_certain(visible, cause);
+        if self.health.cause(Health::HalfApplied).is_some() {
+            return ReadPoint::nothing_certain(visible, HALF_APPLIED);
         }
         if let Some(failure) = self.sequencer().failure() {
             return ReadPoint::certain_below(visible.min(failure.durable), &failure.cause);

@@ -261,12 +261,12 @@ fn what_is_not_recorded_is_not_merged_however_many_runs_it_is() {
     let orders = db.create_family("unstalled", unstalled).unwrap();
     let state = Arc::clone(orders.state());
     sim.inject(Fault::new(FaultKind::NoSpace).on("MANIFEST"));
-    let stall_later = WriteOptions {
-        stall_later: true,
+    let hard_limits = WriteOptions {
+        throttle: crate::ThrottleMode::HardLimitsOnly,
         ..WriteOptions::buffered()
     };
     for n in 0..=200_u32 {
-        orders.put_with("k", n.to_be_bytes(), &stall_later).unwrap();
+        orders.put_with("k", n.to_be_bytes(), &hard_limits).unwrap();
         let full = orders.flush().unwrap_err();
         assert!(matches!(full, Error::StorageFull { .. }), "{full}");
     }

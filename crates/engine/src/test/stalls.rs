@@ -6,7 +6,8 @@ use super::interleavings::{new_store, put, text};
 use super::{Held, hold};
 use crate::background::compaction::compact_once;
 use crate::{
-    CommitMode, Db, Family, FamilyOptions, Isolation, Result, Stall, TransactionOptions, WriteOptions,
+    CommitMode, Db, Family, FamilyOptions, Isolation, Result, Stall, ThrottleMode, TransactionOptions,
+    WriteOptions,
 };
 
 /// A family whose writes are stopped as long as its flush is held.
@@ -77,7 +78,7 @@ fn a_write_that_stalls_later_keeps_its_row_from_no_one() {
         let first = scope.spawn(|| {
             let options = WriteOptions {
                 skip_row_locks: true,
-                stall_later: true,
+                throttle: ThrottleMode::HardLimitsOnly,
                 ..WriteOptions::buffered()
             };
             let written = family.put_with("row", "1", &options);

@@ -14,8 +14,7 @@ use crate::locks::held::Held;
 use crate::store::family::FamilyState;
 use crate::transaction::reads::{is_key_changed, is_range_changed};
 use crate::transaction::{CommitMode, Concurrency, Isolation, Transaction, TransactionState};
-use crate::write::throttle::Holds;
-use crate::{Batch, Db, Durability, Family, Key, Result, WriteOptions};
+use crate::{Batch, Db, Durability, Family, Key, Result, ThrottleMode, WriteOptions};
 
 impl Transaction {
     /// Commits: on return everything that was written is visible, as a whole, and as durable as the
@@ -39,7 +38,9 @@ impl Transaction {
         if waits {
             end = ticket.wait()?;
         }
-        db.pay(owes);
+        if let Some(owes) = owes {
+            db.store().throttle_after(owes.families(), owes.size_bytes());
+        }
         Ok(end)
     }
 
@@ -52,7 +53,10 @@ impl Transaction {
     /// As [`Transaction::commit`].
     pub fn commit_ticket(self) -> Result<Ticket> {
         let (ticket, owes) = self.finish()?;
-        ticket.db.pay(owes);
+        if let Some(owes) = owes {
+            let store = ticket.db.store();
+            store.throttle_after(owes.families(), owes.size_bytes());
+        }
         Ok(ticket)
     }
 
@@ -94,11 +98,11 @@ impl Transaction {
         }
         let batch = inner.writes.to_batch()?;
         // With `Sync` the locks outlive this call, and so it waits here.
-        let holds = match inner.held.len() > 0 && !is_sync {
-            true => Holds::Locks,
-            false => Holds::Nothing,
+        let mode = match inner.held.len() > 0 && !is_sync {
+            true => ThrottleMode::HardLimitsOnly,
+            false => ThrottleMode::Full,
         };
-        db.admit(Commit::Batch(&batch), holds)?;
+        db.admit(Commit::Batch(&batch), mode)?;
         drop(inner);
         let large = db.prepare(Commit::Batch(&batch), false)?;
         if self.options.concurrency == Concurrency::Optimistic {
@@ -108,7 +112,7 @@ impl Transaction {
         let end = db.append_locked(Commit::Batch(&batch), large, false)?.end;
         Ok(Decided {
             end,
-            owes: (holds == Holds::Locks).then_some(batch),
+            owes: (mode == ThrottleMode::HardLimitsOnly).then_some(batch),
         })
     }
 
@@ -180,15 +184,6 @@ impl Transaction {
             self.locked(inner, family, Some(key), locked)?;
         }
         Ok(())
-    }
-}
-
-impl Db {
-    /// Waits for what was written without a delay.
-    fn pay(&self, owes: Option<Batch>) {
-        if let Some(batch) = owes {
-            self.throttle_after(batch.families(), batch.size_bytes());
-        }
     }
 }
 

@@ -17,6 +17,7 @@ pub(crate) mod encoding;
 pub(crate) mod large;
 pub(crate) mod order;
 pub(crate) mod pipeline;
+pub(crate) mod stall;
 pub(crate) mod throttle;
 
 use std::sync::Arc;
@@ -31,17 +32,12 @@ use crate::write::appenders::Record;
 use crate::write::encoding::{KIND_COMMIT, KIND_UNLOGGED};
 use crate::write::large::Prepared;
 use crate::write::order::LogRoom;
-use crate::write::throttle::Holds;
-use crate::{Batch, Db, Durability, Error, Result, WriteOptions};
+use crate::{Batch, Db, Durability, Error, Result, ThrottleMode, WriteOptions};
 
 impl Db {
     /// The whole path. Returns the commit's end.
     pub(crate) fn commit(&self, commit: Commit<'_>, options: &WriteOptions) -> Result<Lsn> {
-        let holds = match options.stall_later {
-            true => Holds::Locks,
-            false => Holds::Nothing,
-        };
-        self.admit(commit, holds)?;
+        self.admit(commit, options.throttle)?;
         let mut large = self.prepare(commit, options.disable_wal)?;
         let has_locks = options.skip_row_locks;
         let Some(at) = self.append_and_apply(commit, &mut large, options.disable_wal, has_locks)? else {
@@ -86,9 +82,8 @@ impl Db {
         Ok(at)
     }
 
-    /// Admits a write, or delays it while background work lags behind. One that holds locks waits
-    /// only where memory would not be bounded, and has to wait afterwards ([`Db::throttle_after`]).
-    pub(crate) fn admit(&self, commit: Commit<'_>, holds: Holds) -> Result<()> {
+    /// Admits a write, or delays it while background work lags behind, as its mode says.
+    pub(crate) fn admit(&self, commit: Commit<'_>, mode: ThrottleMode) -> Result<()> {
         let store = self.store();
         let bytes = commit.check()?;
         if bytes as u64 > store.max_commit_bytes() {
@@ -97,49 +92,20 @@ impl Db {
                 limit: store.max_commit_bytes(),
             });
         }
-        let is_large = self.is_large(bytes);
-        // It is not delayed for its size, for it takes no room of ordinary memtables.
-        let bytes = if is_large { 0 } else { bytes };
         for family in commit.families() {
             store.check_family(family)?;
             store.admit(commit.room())?;
         }
-        if is_large && holds == Holds::Nothing {
-            store.await_large(commit.families())?;
-        }
-        store.throttle(commit.families(), bytes, holds)
-    }
-
-    /// Waits as [`Db::admit`] would have done for a commit of `bytes` to these families that held
-    /// locks, which are released by now. An error is left to the next write.
-    pub(crate) fn throttle_after(&self, families: &[Arc<FamilyState>], bytes: usize) {
-        let store = self.store();
-        if store.check_process().is_err() {
-            return;
-        }
-        let waited = match self.is_large(bytes) {
-            true => store
-                .await_large(families)
-                .and_then(|()| store.throttle(families, 0, Holds::Nothing)),
-            false => store.throttle(families, bytes, Holds::Nothing),
-        };
-        if let Err(error) = waited {
-            tracing::debug!(%error, "writes stay stalled");
-        }
-    }
-
-    /// Whether a commit of so many bytes is more than one frame.
-    fn is_large(&self, bytes: usize) -> bool {
-        bytes > self.store().max_frame_bytes()
+        store.throttle(commit.families(), bytes, mode)
     }
 
     /// Does what takes long of a large commit that was admitted; `None` for any other. No locks are
     /// needed for it.
     pub(crate) fn prepare(&self, commit: Commit<'_>, disable_wal: bool) -> Result<Option<Prepared<'_>>> {
-        if !self.is_large(commit.bytes()) {
+        let store = self.store();
+        if !store.is_large(commit.bytes()) {
             return Ok(None);
         }
-        let store = self.store();
         match commit {
             Commit::One(family, op) => {
                 let mut batch = Batch::with_capacity(commit.bytes());

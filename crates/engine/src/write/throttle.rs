@@ -16,11 +16,12 @@
 //! Writes of all families stop where all memtables together have reached their limit.
 //!
 //! A large commit has memtables of its own, which do not count here, and is not delayed for its
-//! size: it waits while those of earlier ones are too many or take too much ([`Store::await_large`]).
+//! size: it waits while those of earlier ones are too many or take too much ([`Rule::LargeOfFamily`]).
 //!
 //! A write does not wait while its caller holds locks, for all that want these would wait with it: a
-//! transaction, and a server's command, wait when they have released them. Only half a memtable or
-//! [`BEYOND_STOP`] runs past the stop they wait at once, so that memory stays bounded.
+//! transaction, and a server's command, wait when they have released them. Only at hard limits they
+//! wait at once ([`ThrottleMode::HardLimitsOnly`]), so that memory stays bounded: half a memtable or
+//! [`BEYOND_STOP`] runs past the stop, or an eighth past the limit on all memtables.
 //!
 //! # The memory of all memtables
 //!
@@ -40,12 +41,12 @@ use collie_log::{Level, Lsn};
 
 use crate::store::Store;
 use crate::store::family::FamilyState;
-use crate::store::stall::{Level0, RaisedLevel0};
-use crate::{Error, FamilyOptions, Result, Stall};
+use crate::write::stall::{Level0, RaisedLevel0};
+use crate::{Error, Result, Stall, ThrottleMode};
 
 /// Delay per byte written right before the stop, in nanoseconds: about 20 MB/s.
 const LONGEST_NS_PER_BYTE: f64 = 50.0;
-/// Runs of level 0 past the stop at which a transaction with locks waits too.
+/// Runs of level 0 past the stop at which a write waits whose caller holds locks.
 const BEYOND_STOP: usize = 8;
 /// Runs of level 0 at which writes stop at the earliest while a manual compaction keeps it from
 /// draining. Fewer than the table library can count; each costs reads.
@@ -53,266 +54,238 @@ const RAISED_STOP: usize = 160;
 /// A stopped writer checks again after this long at the latest.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 
-/// What a writer keeps from others while it waits.
+/// What may delay or stop a write of a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Holds {
-    /// Nothing that the store knows of.
-    Nothing,
-    /// Locks of a transaction, or of a caller that says so.
-    Locks,
+enum Rule {
+    /// Of a large commit: in the family, memtables of earlier ones that wait to be flushed leave no
+    /// room for its own. Beyond that is what is under way.
+    LargeOfFamily,
+    /// Of a large commit: those of all families take as much as all other memtables may.
+    ///
+    /// A commit over thousands of families takes little in each, and as many flushes as families. So
+    /// the next one does not wait for these.
+    Large,
+    /// All memtables together have reached their limit.
+    Memory,
+    /// The family's memtables are full, or its level 0 is.
+    Family,
 }
 
 impl Store {
     /// Computes a family's stall anew, and wakes its writers where it has eased. To be called
     /// whenever its memtables or its level 0 have changed.
     pub(crate) fn update_stall(&self, family: &FamilyState) {
-        family.tables().set_urgent(is_close(family));
+        self.throttle.budget.has_eased(self.memtable_bytes());
+        family.tables().set_urgent(Backlog::of(family).is_close);
         if family.level0_runs() < family.options().level0_slowdown {
             family.stall_state().drained();
         }
-        let checking = self.throttle.stopped.checking.lock();
-        let eased = family.stall_state().set(current(family));
+        let checking = self.throttle.checking.lock();
+        let eased = family.stall_state().set(Backlog::of(family).stall);
         drop(checking);
         if eased {
-            self.throttle.stopped.changed.notify_all();
+            self.throttle.changed.notify_all();
         }
     }
 
     /// From here on a manual compaction keeps level 0 from draining.
     pub(crate) fn raise_level0<'a>(&self, family: &'a FamilyState) -> RaisedLevel0<'a> {
-        let state = family.stall_state();
-        state.level0.store(Level0::Raised as u8, Ordering::Relaxed);
-        let raised = RaisedLevel0(state);
+        let raised = family.stall_state().raise_level0();
         self.update_stall(family);
         raised
     }
 
     /// Wakes all stopped writers, to check what keeps them.
     pub(crate) fn wake_stalled(&self) {
-        drop(self.throttle.stopped.checking.lock());
-        self.throttle.stopped.changed.notify_all();
+        drop(self.throttle.checking.lock());
+        self.throttle.changed.notify_all();
     }
 
-    /// Delays a write of `bytes` to these families, or keeps it until their stops are over. One
-    /// that holds locks goes on, unless a stop is long past. Fails where a stop may never be over.
-    pub(crate) fn throttle(&self, families: &[Arc<FamilyState>], bytes: usize, holds: Holds) -> Result<()> {
-        if self.is_memory_full(holds)
-            && let Some(family) = families.first()
-        {
-            self.wait_for_memory(family)?;
+    /// Delays a write of `bytes` to these families, or keeps it until the stops that count in this
+    /// mode are over. Fails where a stop may never be over.
+    pub(crate) fn throttle(
+        &self,
+        families: &[Arc<FamilyState>],
+        bytes: usize,
+        mode: ThrottleMode,
+    ) -> Result<()> {
+        let Some(first) = families.first() else {
+            return Ok(());
+        };
+        let is_large = self.is_large(bytes);
+        if is_large {
+            for family in families {
+                self.wait_out(Rule::LargeOfFamily, family, mode)?;
+            }
+            self.wait_out(Rule::Large, first, mode)?;
         }
+        self.wait_out(Rule::Memory, first, mode)?;
         let mut slowest: Option<(&FamilyState, f64)> = None;
         for family in families {
-            match family.stall() {
-                Stall::None => {}
-                Stall::Delayed => {
-                    let pressure = pressure(family);
-                    if slowest.is_none_or(|(_, most)| pressure > most) {
-                        slowest = Some((family, pressure));
-                    }
+            if self.wait_out(Rule::Family, family, mode)? == Stall::Delayed {
+                let Backlog { pressure, .. } = Backlog::of(family);
+                if slowest.is_none_or(|(_, most)| pressure > most) {
+                    slowest = Some((family, pressure));
                 }
-                Stall::Stopped if holds == Holds::Locks && !is_long_past_stop(family) => {}
-                Stall::Stopped => self.wait_out_stop(family)?,
             }
         }
-        if let Some((family, pressure)) = slowest
-            && holds == Holds::Nothing
-        {
-            self.delay(family, (bytes as f64 * LONGEST_NS_PER_BYTE * pressure) as u64);
+        if let Some((family, pressure)) = slowest {
+            // A large commit is not delayed for its size, for it takes no room of ordinary memtables.
+            let bytes = if is_large { 0 } else { bytes };
+            let own_ns = (bytes as f64 * LONGEST_NS_PER_BYTE * pressure) as u64;
+            let counters = family.counters();
+            counters.delays.add(1);
+            let sleep = family.stall_state().sleep_for(own_ns);
+            if sleep > 0 {
+                let started = self.now();
+                std::thread::sleep(Duration::from_nanos(sleep));
+                counters.delay_ns.add(self.ns_since(started));
+            }
         }
         Ok(())
     }
 
-    /// Whether [`throttle`](Self::throttle) would delay or stop a write to these families that holds
-    /// no locks.
+    /// Waits for a write of [`ThrottleMode::HardLimitsOnly`] whose locks are released by now. An error
+    /// is left to the next write.
+    pub(crate) fn throttle_after(&self, families: &[Arc<FamilyState>], bytes: usize) {
+        if self.check_process().is_err() {
+            return;
+        }
+        if let Err(error) = self.throttle(families, bytes, ThrottleMode::Full) {
+            tracing::debug!(%error, "writes stay stalled");
+        }
+    }
+
+    /// Whether [`throttle`](Self::throttle) would delay or stop a write that is not large.
     pub(crate) fn would_throttle(&self, families: &[Arc<FamilyState>]) -> bool {
-        self.is_memory_full(Holds::Nothing) || families.iter().any(|family| family.stall() != Stall::None)
+        let goes_on = |rule, family| self.stall_by(rule, family, ThrottleMode::Full) == Stall::None;
+        let mut families = families.iter();
+        !families.all(|family| goes_on(Rule::Memory, family) && goes_on(Rule::Family, family))
     }
 
-    fn delay(&self, family: &FamilyState, ns: u64) {
-        let counters = family.counters();
-        counters.delays.add(1);
-        let sleep = family.stall_state().sleep_for(ns);
-        if sleep > 0 {
-            let started = self.now();
-            std::thread::sleep(Duration::from_nanos(sleep));
-            counters.delay_ns.add(self.ns_since(started));
-        }
-    }
-
-    /// Keeps a write to `family` until all memtables together are smaller than their limit.
-    #[cold]
-    fn wait_for_memory(&self, family: &FamilyState) -> Result<()> {
-        let counters = family.counters();
-        counters.stops.add(1);
-        let started = self.now();
-        let passed = loop {
-            // Without the lock, which it takes itself.
-            self.seal_largest();
-            let mut checking = self.throttle.stopped.checking.lock();
-            if let Some(error) = self.failure() {
-                break Err(error);
+    /// What the rule does to a write of the family.
+    fn stall_by(&self, rule: Rule, family: &FamilyState, mode: ThrottleMode) -> Stall {
+        let is_full = mode == ThrottleMode::Full;
+        let stops = match rule {
+            Rule::LargeOfFamily => is_full && family.view().is_full_of_large(family.options()),
+            Rule::Large => is_full && self.is_full_of_large(),
+            Rule::Memory => {
+                let most = self.throttle.budget.most();
+                self.memtable_bytes() >= if is_full { most } else { most + most / 8 }
             }
-            if let Err(error) = family.check_not_dropped() {
-                break Err(error);
-            }
-            if !self.is_memory_full(Holds::Nothing) {
-                break Ok(());
-            }
-            if let Some(error) = self.flushes_fail() {
-                break Err(error);
-            }
-            self.throttle.stopped.changed.wait_for(&mut checking, CHECK_EVERY);
+            Rule::Family if is_full => return family.stall(),
+            Rule::Family => family.stall() == Stall::Stopped && Backlog::of(family).is_past_hard_limit,
         };
-        counters.stop_ns.add(self.ns_since(started));
-        passed
+        if stops { Stall::Stopped } else { Stall::None }
     }
 
-    fn wait_out_stop(&self, family: &FamilyState) -> Result<()> {
-        self.wait_while(
-            family,
-            || family.stall() == Stall::Stopped,
-            || lagging_error(family),
-        )
-    }
-
-    /// Keeps a large commit until the memtables of earlier ones that wait to be flushed leave room
-    /// for its own: none of its families is full of them, and all together are below their limit.
-    /// Beyond that is what is under way. The caller holds no locks. Fails where that may never be.
-    ///
-    /// A commit over thousands of families takes little in each, and as many flushes as families. So
-    /// the next one does not wait for these.
-    pub(crate) fn await_large(&self, families: &[Arc<FamilyState>]) -> Result<()> {
-        for family in families {
-            let is_full = || family.view().is_full_of_large(family.options());
-            if is_full() {
-                self.wait_while(family, is_full, || lagging_error(family))?;
+    /// Why a stop by the rule may never be over, if the background work that it waits for fails.
+    fn stop_error(&self, rule: Rule, family: &FamilyState) -> Option<Error> {
+        match rule {
+            // Where each of the families that have a memtable to flush fails to.
+            Rule::Large | Rule::Memory => {
+                let families = self.families();
+                let waiting = families.iter().filter(|family| !family.view().sealed.is_empty());
+                let mut errors = waiting.map(|family| family.flushes().error());
+                let first = errors.next().flatten()?;
+                errors.all(|error| error.is_some()).then_some(first)
+            }
+            Rule::LargeOfFamily | Rule::Family => {
+                if family.level0_runs() >= level0_limits(family).1 {
+                    let failed = family.compactions().error();
+                    if failed.is_some() || !family.tables().has_unrecorded() {
+                        return failed;
+                    }
+                    // Compactions wait for a flush to record its tables in the manifest.
+                }
+                family.flushes().error()
             }
         }
-        match families.first() {
-            Some(family) if self.is_full_of_large() => {
-                self.wait_while(family, || self.is_full_of_large(), || self.flushes_fail())
-            }
-            _ => Ok(()),
-        }
     }
 
-    /// Waits for background work to end what `is_behind` asks for. Fails where that may never be, as
-    /// `fails` says.
-    fn wait_while(
-        &self,
-        family: &FamilyState,
-        is_behind: impl Fn() -> bool,
-        fails: impl Fn() -> Option<Error>,
-    ) -> Result<()> {
+    /// Keeps a write of the family until the rule does not stop it, also one that a hard limit has
+    /// stopped. Returns what the rule did to it at first. Fails where the stop may never be over.
+    fn wait_out(&self, rule: Rule, family: &FamilyState, mode: ThrottleMode) -> Result<Stall> {
+        let stall = self.stall_by(rule, family, mode);
+        if stall != Stall::Stopped {
+            return Ok(stall);
+        }
         let counters = family.counters();
         counters.stops.add(1);
         let started = self.now();
-        let mut checking = self.throttle.stopped.checking.lock();
         let passed = loop {
+            if rule == Rule::Memory {
+                // Without the lock, which it takes itself.
+                self.throttle.budget.seal_largest(|| self.memtable_bytes());
+            }
+            let mut checking = self.throttle.checking.lock();
             if let Some(error) = self.failure() {
                 break Err(error);
             }
             if let Err(error) = family.check_not_dropped() {
                 break Err(error);
             }
-            if !is_behind() {
-                break Ok(());
+            if self.stall_by(rule, family, ThrottleMode::Full) != Stall::Stopped {
+                break Ok(stall);
             }
             // Background work fails: say why, instead of waiting for what may not come.
-            if let Some(error) = fails() {
+            if let Some(error) = self.stop_error(rule, family) {
                 break Err(error);
             }
-            self.throttle.stopped.changed.wait_for(&mut checking, CHECK_EVERY);
+            self.throttle.changed.wait_for(&mut checking, CHECK_EVERY);
         };
-        drop(checking);
         counters.stop_ns.add(self.ns_since(started));
         passed
+    }
+}
+
+/// How far a family's background work is behind.
+struct Backlog {
+    stall: Stall,
+    /// Whether a stop has not ended the writes that it should have.
+    is_past_hard_limit: bool,
+    /// Whether writes are delayed soon, or are: half of the runs or all but one of the memtables that
+    /// it takes are there.
+    is_close: bool,
+    /// How close the stop is, from 0 to 1.
+    pressure: f64,
+}
+
+impl Backlog {
+    fn of(family: &FamilyState) -> Self {
+        let (view, options) = (family.view(), family.options());
+        let (runs, (slowdown, stop)) = (family.level0_runs(), level0_limits(family));
+        let (active, full) = (view.active.bytes(), options.write_buffer_bytes);
+        let buffers = view.buffers(options);
+        let is_last = buffers >= options.max_write_buffers;
+        let stall = if runs >= stop || (is_last && active >= full) {
+            Stall::Stopped
+        } else if runs >= slowdown || (is_last && buffers > 2) {
+            Stall::Delayed
+        } else {
+            Stall::None
+        };
+        let memory = if is_last { active as f64 / full as f64 } else { 0.0 };
+        let level0 = runs.saturating_sub(slowdown) as f64 / stop.saturating_sub(slowdown).max(1) as f64;
+        Self {
+            stall,
+            is_past_hard_limit: runs >= stop.saturating_add(BEYOND_STOP)
+                || (is_last && active >= full.saturating_add(full / 2)),
+            is_close: runs * 2 >= options.level0_slowdown || buffers + 1 >= options.max_write_buffers,
+            pressure: memory.max(level0).clamp(0.02, 1.0),
+        }
     }
 }
 
 /// The runs of level 0 at which writes are delayed, and at which they stop.
-struct Limits {
-    slowdown: usize,
-    stop: usize,
-}
-
-impl Limits {
-    fn of(family: &FamilyState) -> Self {
-        let FamilyOptions {
-            level0_slowdown: slowdown,
-            level0_stop: stop,
-            ..
-        } = *family.options();
-        match family.stall_state().level0() {
-            Level0::Raised | Level0::Draining if stop < RAISED_STOP => Self {
-                slowdown: stop,
-                stop: RAISED_STOP,
-            },
-            _ => Self { slowdown, stop },
+fn level0_limits(family: &FamilyState) -> (usize, usize) {
+    let options = family.options();
+    match family.stall_state().level0() {
+        Level0::Raised | Level0::Draining if options.level0_stop < RAISED_STOP => {
+            (options.level0_stop, RAISED_STOP)
         }
+        _ => (options.level0_slowdown, options.level0_stop),
     }
-}
-
-fn current(family: &FamilyState) -> Stall {
-    let view = family.view();
-    let options = family.options();
-    let (level0, limits) = (family.level0_runs(), Limits::of(family));
-    let buffers = view.buffers(options);
-    let full = view.active.bytes() >= options.write_buffer_bytes;
-    if level0 >= limits.stop || (buffers >= options.max_write_buffers && full) {
-        Stall::Stopped
-    } else if level0 >= limits.slowdown || (buffers >= options.max_write_buffers && buffers > 2) {
-        Stall::Delayed
-    } else {
-        Stall::None
-    }
-}
-
-/// Whether a stop has not ended the writes that it should have.
-fn is_long_past_stop(family: &FamilyState) -> bool {
-    let options = family.options();
-    let active = family.view().active.bytes();
-    family.level0_runs() >= Limits::of(family).stop + BEYOND_STOP
-        || (family.view().buffers(options) >= options.max_write_buffers
-            && active >= options.write_buffer_bytes + options.write_buffer_bytes / 2)
-}
-
-/// Whether writes are delayed soon, or are: half of the runs or all but one of the memtables that it
-/// takes are there.
-fn is_close(family: &FamilyState) -> bool {
-    let options = family.options();
-    let buffers = family.view().buffers(options);
-    family.level0_runs() * 2 >= options.level0_slowdown || buffers + 1 >= options.max_write_buffers
-}
-
-/// How close the stop is, from 0 to 1.
-fn pressure(family: &FamilyState) -> f64 {
-    let options = family.options();
-    let view = family.view();
-    let fill = view.active.bytes() as f64 / options.write_buffer_bytes as f64;
-    let limits = Limits::of(family);
-    let over = family.level0_runs().saturating_sub(limits.slowdown);
-    let span = (limits.stop - limits.slowdown).max(1);
-    let memory = if view.buffers(options) >= options.max_write_buffers {
-        fill
-    } else {
-        0.0
-    };
-    memory.max(over as f64 / span as f64).clamp(0.02, 1.0)
-}
-
-/// Why the background work that the stop waits for fails, if it does.
-fn lagging_error(family: &FamilyState) -> Option<Error> {
-    let level0 = family.level0_runs();
-    if level0 >= Limits::of(family).stop {
-        let failed = family.compactions().error();
-        if failed.is_some() || !family.tables().has_unrecorded() {
-            return failed;
-        }
-        // Compactions wait for a flush to record its tables in the manifest.
-    }
-    family.flushes().error()
 }
 
 impl Store {
@@ -321,33 +294,17 @@ impl Store {
         self.throttle.budget.join(this);
     }
 
-    /// The limit on them.
-    pub(crate) fn max_memtable_bytes(&self) -> u64 {
-        self.throttle.budget.most()
-    }
-
-    /// Seals the largest memtables where all of them together have grown large. For writers, after
-    /// each commit.
+    /// Seals the largest memtables, those of stores with which this one shares included, where all of
+    /// them together have grown large. For writers, after each commit.
     pub(crate) fn check_memory(&self) {
         if self.throttle.budget.asks_for_look(self.memtable_bytes()) {
-            self.seal_largest();
+            self.throttle.budget.seal_largest(|| self.memtable_bytes());
         }
-    }
-
-    /// Whether a writer has to wait until memtables are flushed. One that holds locks goes on for an
-    /// eighth more.
-    pub(crate) fn is_memory_full(&self, holds: Holds) -> bool {
-        let most = self.throttle.budget.most();
-        let more = match holds {
-            Holds::Nothing => 0,
-            Holds::Locks => most / 8,
-        };
-        self.memtable_bytes() >= most + more
     }
 
     /// The most that is done to writes now.
     pub(crate) fn stall(&self) -> Stall {
-        match self.is_memory_full(Holds::Nothing) {
+        match self.memtable_bytes() >= self.throttle.budget.most() {
             true => Stall::Stopped,
             false => self.worst_family(),
         }
@@ -374,35 +331,15 @@ impl Store {
     pub(crate) fn waits_for_log(&self) -> bool {
         self.throttle.log_waits.load(Ordering::Relaxed) > 0
     }
-
-    /// Memtables were flushed.
-    pub(crate) fn memory_has_eased(&self) {
-        self.throttle.budget.has_eased(self.memtable_bytes());
-    }
-
-    /// Seals the largest active memtables, those of stores with which this one shares included.
-    #[cold]
-    pub(crate) fn seal_largest(&self) {
-        self.throttle.budget.seal_largest(|| self.memtable_bytes());
-    }
-
-    /// Why no memtable can be flushed, where each of the families that have one to flush fails to.
-    pub(crate) fn flushes_fail(&self) -> Option<Error> {
-        let families = self.families();
-        let waiting = families.iter().filter(|family| !family.view().sealed.is_empty());
-        let mut errors = waiting.map(|family| family.flushes().error());
-        let first = errors.next().flatten()?;
-        errors.all(|error| error.is_some()).then_some(first)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Db;
     use crate::background::compaction;
     use crate::test::hold;
     use crate::test::interleavings::{new_store, put};
+    use crate::{Db, FamilyOptions};
 
     /// Nothing leaves level 0 meanwhile, so a stop would last until the end.
     #[test]
@@ -439,7 +376,7 @@ mod tests {
             assert_ne!(state.stall(), Stall::Stopped, "{} runs", state.level0_runs());
             std::thread::yield_now();
         }
-        assert_eq!((Limits::of(&state).slowdown, Limits::of(&state).stop), (2, 3));
+        assert_eq!(level0_limits(&state), (2, 3));
         assert_eq!(state.stall(), Stall::None);
     }
 }

@@ -13,7 +13,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_db::{Db, Durability, Error, Family, RowLocks, RowOwner, WriteOptions};
+use collie_db::{Db, Durability, Error, Family, RowLocks, RowOwner, ThrottleMode, WriteOptions};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::cost::Aside;
@@ -26,7 +26,7 @@ pub(crate) const LOCKED_WRITE: WriteOptions = WriteOptions {
     durability: Durability::Buffered,
     disable_wal: false,
     skip_row_locks: true,
-    stall_later: true,
+    throttle: ThrottleMode::HardLimitsOnly,
 };
 
 /// How long a command waits for a lock before it fails. Commands never deadlock with each other: a

@@ -89,8 +89,8 @@ mod tls;
 
 pub use auth::PASSWORD_LEN_MAX;
 pub use collie_protocol::Limits;
+pub use commands::{LiveSettings, SettingsRefused};
 pub use config::{Ack, ServerConfig, UnknownAck, Verbosity, parse_bytes};
 pub use error::ServerError;
-pub use net::live::{LiveSettings, SettingsRefused};
 pub use net::server::{Addresses, Server, ignore_hangup, termination};
 pub use tls::{AuthClients, TlsConfig, TlsProblem, TlsSettings};

@@ -1,6 +1,8 @@
-//! Changes of parameters while the server runs, all or none: by `CONFIG SET`, and by a reload.
+//! Changes of parameters while the server runs, all or none: by `CONFIG SET`, and by the program that
+//! runs the server.
 
 use std::fmt;
+use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 
@@ -58,7 +60,7 @@ fn refused(name: &'static str, why: impl fmt::Display) -> Refusal {
 
 /// Changes that were judged. While they exist nothing else changes parameters: what was judged is what
 /// is set.
-pub(crate) struct Changes<'a> {
+pub(crate) struct ParameterChanges<'a> {
     shared: &'a Shared,
     _one: MutexGuard<'a, ()>,
     names: Vec<&'static str>,
@@ -67,14 +69,14 @@ pub(crate) struct Changes<'a> {
     secured: Option<(&'a Tls, TlsSettings)>,
 }
 
-impl<'a> Changes<'a> {
+impl<'a> ParameterChanges<'a> {
     /// Judges values, of names in any case. `one` is the lock on the settings.
     pub(crate) fn judge<'v>(
         shared: &'a Shared,
         one: MutexGuard<'a, ()>,
         pairs: impl Iterator<Item = (&'v [u8], &'v [u8])>,
-    ) -> Result<Changes<'a>, Refusal> {
-        let mut judged = Changes {
+    ) -> Result<ParameterChanges<'a>, Refusal> {
+        let mut judged = ParameterChanges {
             shared,
             _one: one,
             names: Vec::new(),
@@ -165,3 +167,41 @@ impl<'a> Changes<'a> {
 
 const OPEN_TO_NETWORK: &str = "this would let in every client of other machines: keep a password, or \
                                tls-auth-clients yes, or start the server with open-to-network";
+
+/// Why the settings of a running server stay as they were.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("nothing was changed: {0}")]
+pub struct SettingsRefused(String);
+
+/// Changes the settings of a [server](crate::Server), as `CONFIG SET` does.
+#[derive(Debug, Clone)]
+pub struct LiveSettings {
+    shared: Arc<Shared>,
+}
+
+impl LiveSettings {
+    pub(crate) fn new(shared: Arc<Shared>) -> LiveSettings {
+        LiveSettings { shared }
+    }
+
+    /// Sets parameters of `CONFIG SET`, given as names and values, all or none, and reads the files of
+    /// TLS anew, if the server speaks it, whatever is set. `whom` is who asks, for the diagnostics.
+    /// Blocks.
+    ///
+    /// # Errors
+    /// There is no such parameter, it does not take the value, or a file cannot be used; nothing is
+    /// changed.
+    pub fn reload(&self, parameters: &[(&str, String)], whom: &str) -> Result<(), SettingsRefused> {
+        let one = self.shared.settings.changing.lock();
+        let pairs = parameters
+            .iter()
+            .map(|(name, value)| (name.as_bytes(), value.as_bytes()));
+        ParameterChanges::judge(&self.shared, one, pairs)
+            .and_then(|mut changes| {
+                changes.read_files_anew();
+                changes.make(&whom)
+            })
+            .map(drop)
+            .map_err(|refusal| SettingsRefused(refusal.to_string()))
+    }
+}

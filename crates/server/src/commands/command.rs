@@ -2,9 +2,8 @@
 
 use collie_protocol::Request;
 
-use super::containers;
 use super::numbers::is;
-use super::row::{Command, Keys};
+use super::row::{self, Command, Keys};
 use super::table::{COMMANDS, find, lookup};
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
@@ -303,5 +302,5 @@ fn flags_in(command: &Command, keys: &Keys, asked: Request<'_>) -> &'static [&'s
 }
 
 fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    containers::help(exec, "command", SUBCOMMANDS)
+    row::help(exec, "command", SUBCOMMANDS)
 }

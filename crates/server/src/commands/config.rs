@@ -2,10 +2,9 @@
 
 use collie_protocol::Request;
 
-use super::changes::{Changes, Known, Refusal};
-use super::containers;
+use super::changes::{Known, ParameterChanges, Refusal};
 use super::parameters::ACK;
-use super::row::Command;
+use super::row::{self, Command, container};
 use crate::cost::Aside;
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::Failure;
@@ -14,7 +13,7 @@ use crate::stats::CommandCounter;
 use crate::tls::Tls;
 
 /// The rows of its commands.
-pub(super) const ROWS: &[Command] = &[Command::new("config", -2, containers::container)
+pub(super) const ROWS: &[Command] = &[Command::new("config", -2, container)
     .about("2.0.0", "server", "Commands about the configuration.")
     .categories(&["@slow"])
     .subcommands(SUBCOMMANDS)];
@@ -87,7 +86,7 @@ fn set(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     };
     let mut args = request.iter().skip(2);
     let pairs = std::iter::from_fn(|| Some((args.next()?, args.next()?)));
-    let changes = Changes::judge(shared, one, pairs)?;
+    let changes = ParameterChanges::judge(shared, one, pairs)?;
     if changes.reads_files() && !exec.may_block {
         return Ok(Flow::Aside(Aside::Waits));
     }
@@ -134,5 +133,5 @@ fn rewrite(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
 }
 
 fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    containers::help(exec, "config", SUBCOMMANDS)
+    row::help(exec, "config", SUBCOMMANDS)
 }

@@ -6,10 +6,9 @@ use collie_db::{Error as DbError, Key, Lsn, Value};
 use collie_protocol::{ReplyBuffer, Request};
 
 use super::led;
-use super::names::Names;
+use super::names::{Names, search_aside};
 use super::numbers::is;
 use super::row::{Command, Keys};
-use super::scan::search_aside;
 use crate::cost::{Aside, LOOKUP, PASSED_MAX};
 use crate::data::keyspace::Keyspace;
 use crate::data::store::Store;

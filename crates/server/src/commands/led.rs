@@ -10,12 +10,12 @@ use std::time::Duration;
 use collie_protocol::ReplyBuffer;
 use tokio::runtime::Handle;
 
-use super::partitioned::after_earlier;
-use super::scan::{Page, ScanOptions, search_aside};
+use super::names::search_aside;
+use super::page::{Page, ScanOptions};
 use crate::cluster::{Partition, Refused, SLOTS, Settled, Settling, Walked};
 use crate::cost::{Aside, PASSED_MAX};
 use crate::data::value;
-use crate::exec::{Exec, Flow, Outcome};
+use crate::exec::{Exec, Flow, Later, Outcome};
 use crate::failure::{Failure, text};
 use crate::glob;
 use crate::partitions::Partitions;
@@ -35,10 +35,11 @@ const RANDOM_TRIES: usize = 100;
 /// Keys of a search between two checks whether the connection is to close.
 const CHECK_STEP: usize = 1024;
 
-/// The cluster, and that the command may read now.
+/// The partitions. The commands before this one of the same connection are settled first: it reads what
+/// is applied, and has to find what they have written.
 fn begin<'a>(exec: &Exec<'a>) -> Result<&'a Partitions, Outcome> {
-    if let Some(flow) = after_earlier(exec) {
-        return Err(Ok(flow));
+    if exec.session.unsettled.has_earlier() {
+        return Err(Ok(Flow::Later(Later::Settled)));
     }
     let shared = exec.shared;
     shared

@@ -11,9 +11,12 @@ use std::sync::Arc;
 use collie_protocol::Request;
 use collie_protocol::number::parse_i64;
 
+use super::call::call;
+use super::info::describe;
 use super::moves::copy_options;
 use super::numbers::is;
 use super::row::{Command, Keys};
+use super::server;
 use super::table::find;
 use crate::cost::{Aside, LARGE};
 use crate::data::keyspace::{DATABASES, Keyspace};
@@ -324,7 +327,7 @@ fn execute(exec: &mut Exec<'_>, rows: &[&'static Command], queue: &Queue) -> Res
     for (command, kept) in rows.iter().zip(&queue.commands) {
         let start = exec.reply.len();
         exec.session.last_command = command.full_name;
-        let outcome = super::call(exec, command, kept.request()).and_then(|flow| finish_deferred(exec, flow));
+        let outcome = call(exec, command, kept.request()).and_then(|flow| finish_deferred(exec, flow));
         if let Err(failure) = outcome {
             if matches!(failure, Failure::Aside(_) | Failure::Refused(_)) {
                 return Err(failure);
@@ -348,7 +351,7 @@ fn finish_deferred(exec: &mut Exec<'_>, flow: Flow) -> Result<(), Failure> {
     match flow {
         Flow::Next | Flow::Close => {}
         Flow::Deferred(Deferred::Local { .. }) if exec.shared.partitions.is_some() => {
-            super::server::held(exec);
+            server::held(exec);
         }
         Flow::Deferred(Deferred::Local { .. }) => {
             let is_durable = exec.shared.store.db.durable() >= exec.session.last;
@@ -358,7 +361,7 @@ fn finish_deferred(exec: &mut Exec<'_>, flow: Flow) -> Result<(), Failure> {
         }
         Flow::Deferred(Deferred::Replicas { held, .. }) => exec.reply.integer(held),
         Flow::Deferred(Deferred::Info(sections)) => {
-            let text = super::describe(exec.shared, &sections);
+            let text = describe(exec.shared, &sections);
             exec.reply.verbatim(*b"txt", text.as_bytes());
         }
         Flow::Aside(why) if !exec.may_block => return Err(Failure::Aside(why)),

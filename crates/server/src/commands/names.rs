@@ -8,7 +8,7 @@ use std::ops::Bound;
 
 use collie_db::{Error as DbError, Family, Iter, Key, Lsn, Value};
 
-use crate::cost::PASSED_MAX;
+use crate::cost::{Aside, PASSED_MAX};
 use crate::data::value::{self, DATA};
 use crate::exec::Exec;
 use crate::failure::Failure;
@@ -131,6 +131,15 @@ pub(super) fn successor(mut prefix: Vec<u8>) -> Vec<u8> {
         None => prefix.push(DATA + 1),
     }
     prefix
+}
+
+/// For a command that has passed over many removed entries: it goes on only on a thread that may
+/// block, where it delays no other connection.
+pub(super) fn search_aside(exec: &Exec<'_>) -> Result<(), Failure> {
+    match exec.may_block {
+        true => Ok(()),
+        false => Err(Failure::Aside(Aside::Searches)),
+    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use collie_protocol::number::parse_i64;
 use collie_protocol::{KeptRequest, Request, Version};
 
+use super::call::call;
 use super::row::{Command, Keys};
 use super::table::find;
 use crate::data::records::{KEPT_MS, Record, RecordCount, RecordName, check_of};
@@ -110,7 +111,7 @@ impl Once {
             .into());
         }
         let start = exec.reply.len();
-        match super::call(exec, self.command, self.request.request()) {
+        match call(exec, self.command, self.request.request()) {
             Ok(Flow::Next) => {}
             other => return other,
         }

@@ -10,8 +10,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::rustls::{AlertDescription, Error};
 
 use crate::net::clients::Client;
-use crate::net::drain::drain;
-use crate::net::stream::{Failed, Stream, TLS_RECORD, handshake};
+use crate::net::stream::{Failed, Stream, TLS_RECORD, drain, handshake};
 use crate::net::worker::Worker;
 use crate::session::Shared;
 use crate::tls::Tls;

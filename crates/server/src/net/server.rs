@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use crate::cluster::Cluster;
-use crate::commands;
+use crate::commands::{self, LiveSettings};
 use crate::config::{ServerConfig, Settings};
 use crate::cost::AsideBudget;
 use crate::data::store::Store;
@@ -24,7 +24,6 @@ use crate::error::ServerError;
 use crate::metrics;
 use crate::net::clients::{Client, Clients};
 use crate::net::connection;
-use crate::net::live::LiveSettings;
 use crate::net::pause::ClientPause;
 use crate::net::pressure::Pressure;
 use crate::net::threads::{BLOCKING, Handle};
@@ -281,9 +280,7 @@ impl Server {
     /// What changes its settings while it runs.
     #[must_use]
     pub fn settings(&self) -> LiveSettings {
-        LiveSettings {
-            shared: Arc::clone(&self.shared),
-        }
+        LiveSettings::new(Arc::clone(&self.shared))
     }
 
     /// Serves until `shutdown` completes or a client sends `SHUTDOWN`. Then a node of a cluster hands

@@ -13,6 +13,8 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::{Error, ServerConfig, ServerConnection};
 
+use crate::net::worker::Worker;
+
 /// The most that a connection keeps encrypted and unsent, in bytes. rustls also keeps at most one
 /// record that arrives and its plain text, 18 KiB and 16 KiB; 64 KiB during a handshake.
 const UNSENT_MAX: usize = 64 * 1024;
@@ -21,6 +23,14 @@ const READ_SLICE: usize = 256 * 1024;
 
 /// How long a client may take to take the word that this was all.
 const SAY_END: Duration = Duration::from_secs(1);
+
+/// After a closing connection has sent its last reply, further bytes of the client are read and
+/// dropped, so that the system does not reset the connection before the client has read the reply:
+/// until it has been silent for this long, or has sent this much, or this much time has passed. So
+/// a client whose value is somewhat too long can finish sending it.
+const LINGER_SILENCE: Duration = Duration::from_secs(1);
+const LINGER_BYTES: usize = 64 * 1024 * 1024;
+const LINGER: Duration = Duration::from_secs(10);
 
 /// The stream of a connection.
 #[derive(Debug)]
@@ -293,4 +303,35 @@ impl Write for Socket<'_> {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// Closes the sending side, then reads and drops what still arrives for a while.
+pub(crate) async fn drain(socket: &TcpStream, worker: &Worker) {
+    if socket2::SockRef::from(socket)
+        .shutdown(std::net::Shutdown::Write)
+        .is_err()
+    {
+        return;
+    }
+    let drained = async {
+        let mut dropped = 0;
+        while dropped < LINGER_BYTES
+            && matches!(
+                tokio::time::timeout(LINGER_SILENCE, socket.readable()).await,
+                Ok(Ok(()))
+            )
+        {
+            let mut scratch = worker.take_buffer();
+            let read = socket.try_read_buf(&mut scratch);
+            worker.give_buffer(scratch);
+            match read {
+                Ok(0) => break,
+                Ok(n) => dropped += n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => break,
+            }
+        }
+    };
+    // The connection ends here in either case.
+    let _ = tokio::time::timeout(LINGER, drained).await;
 }

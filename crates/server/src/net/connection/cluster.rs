@@ -13,11 +13,6 @@ use crate::failure::text;
 /// After what time a command asks again for a thread that may block.
 const THREAD_ASKED_AGAIN: Duration = Duration::from_millis(10);
 
-/// Whether the next command may wait for the cluster: since when it does, and for how long at most.
-pub(super) fn may_wait(waiting: Option<(Instant, Duration)>) -> bool {
-    waiting.is_none_or(|(since, limit)| Instant::now() < since + limit)
-}
-
 impl Connection {
     /// Notes what the next command waits for.
     pub(super) fn put_off(&mut self, later: Later) {

@@ -32,9 +32,8 @@ use crate::cost::{Aside, LARGE};
 use crate::exec::{Exec, Flow, Later, Outcome};
 use crate::failure::text;
 use crate::net::clients::{Charge, Client, signed};
-use crate::net::drain::drain;
 use crate::net::handshake;
-use crate::net::stream::Stream;
+use crate::net::stream::{Stream, drain};
 use crate::net::worker::Worker;
 use crate::session::{ReplyMode, Session, Shared};
 
@@ -296,7 +295,7 @@ impl Connection {
                 Some(why) => Ok(Flow::Aside(why)),
                 None => {
                     let mut exec = Exec::new(shared, &mut self.session, &mut self.reply, now_ms);
-                    exec.may_wait = cluster::may_wait(self.waiting);
+                    exec.may_wait = may_wait(self.waiting);
                     commands::run(&mut exec, request)
                 }
             };
@@ -499,6 +498,11 @@ impl Connection {
         }
         self.account();
     }
+}
+
+/// Whether the next command may wait for the cluster: since when it does, and for how long at most.
+fn may_wait(waiting: Option<(Instant, Duration)>) -> bool {
+    waiting.is_none_or(|(since, limit)| Instant::now() < since + limit)
 }
 
 /// Why a request must not run on a thread that serves connections, if so.

@@ -117,3 +117,37 @@ impl FrontError {
         }
     }
 }
+
+/// Why a directory cannot be mounted or unmounted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MountError {
+    /// A system call failed.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was being done.
+        action: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The directory is not one that can be mounted as it is; says what to do.
+    #[error("{}: {problem}", path.display())]
+    Refused {
+        /// The directory, or the file in it that is the reason.
+        path: PathBuf,
+        /// What is wrong, and what can be done.
+        problem: String,
+    },
+    /// The page map refused, or failed.
+    #[error(transparent)]
+    Front(#[from] FrontError),
+}
+
+impl MountError {
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MountError {
+        let path = path.to_owned();
+        move |source| MountError::Io { action, path, source }
+    }
+}

@@ -42,10 +42,10 @@ mod shared;
 mod shown;
 mod volume;
 
-pub use error::FrontError;
+pub use error::{FrontError, MountError};
 pub use file::{PageFile, Scope};
 pub use mount::{
-    Afterwards, Left, Mount, MountError, MountOptions, check_mount, close_unmounted, detach_dir, is_of_mount,
+    Afterwards, Left, Mount, MountOptions, check_mount, close_unmounted, detach_dir, is_of_mount,
     open_unmounted, unmount_dir,
 };
 pub use volume::{Existing, Missing, Recovered, Volume, VolumeOptions, VolumeStatus};

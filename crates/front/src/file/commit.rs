@@ -15,25 +15,10 @@ use std::collections::BTreeMap;
 use parking_lot::MutexGuard;
 
 use super::PageFile;
-use super::name::Name;
+use super::name::{Committer, Mapping, Name};
 use super::pages::{Active, Coverage, Version};
 use crate::FrontError;
-use crate::disk::record::{Entry, FileId, Place, Record, Slot};
-
-/// What the log knows of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mapping {
-    /// Nothing: the file at home is all of it, and behind its committed end are zeros at most.
-    Plain,
-    /// Its committed end, and which pages are displaced, if any are.
-    Mapped(FileId),
-}
-
-/// What a file's records are written with.
-#[derive(Debug)]
-pub(crate) struct Committer {
-    pub(crate) mapping: Mapping,
-}
+use crate::disk::record::{Entry, Place, Record, Slot};
 
 /// What writers of a file do while it is committed.
 #[derive(Debug, Clone, Copy)]

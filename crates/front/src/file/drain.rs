@@ -1,7 +1,8 @@
 //! Bringing displaced pages home.
 
 use super::PageFile;
-use super::commit::{Committed, Committer, Mapping, Writers};
+use super::commit::{Committed, Writers};
+use super::name::{Committer, Mapping};
 use super::pages::{Active, Coverage, Version};
 use crate::FrontError;
 use crate::disk::record::{Place, Slot};

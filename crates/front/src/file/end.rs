@@ -19,8 +19,8 @@
 //! by zeros, as PostgreSQL's tables do, waits for nothing before the first content is written.
 
 use super::PageFile;
-use super::commit::{Committed, Committer, Mapping, Writers};
-use super::name::Name;
+use super::commit::{Committed, Writers};
+use super::name::{Committer, Mapping, Name};
 use crate::FrontError;
 use crate::disk::record::Record;
 

@@ -17,9 +17,9 @@ use crate::disk::record::{Place, Slot};
 use crate::disk::written::Written;
 use crate::shared::Shared;
 
+pub(crate) use commit::Committed;
 pub use commit::Scope;
-pub(crate) use commit::{Committed, Committer, Mapping};
-pub(crate) use name::Name;
+pub(crate) use name::{Committer, Mapping, Name};
 use pages::{Active, Coverage, Page, Pages, Version};
 
 /// How a write that did not fail ended.

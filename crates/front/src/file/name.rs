@@ -1,9 +1,9 @@
-//! What a file is called.
+//! What a file is called: by its users, and in the records of the log.
 
 use std::path::{Path, PathBuf};
 
 use super::PageFile;
-use super::commit::Committer;
+use crate::disk::record::FileId;
 
 /// Where a file is, from the volume's root. Records hold paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,6 +15,21 @@ pub(crate) enum Name {
     Lost(PathBuf),
     /// This was its last name: it writes no more records but the one that says so.
     Unlinked(PathBuf),
+}
+
+/// What the log knows of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mapping {
+    /// Nothing: the file at home is all of it, and behind its committed end are zeros at most.
+    Plain,
+    /// Its committed end, and which pages are displaced, if any are.
+    Mapped(FileId),
+}
+
+/// What a file's records are written with.
+#[derive(Debug)]
+pub(crate) struct Committer {
+    pub(crate) mapping: Mapping,
 }
 
 impl Name {

@@ -12,8 +12,7 @@ use parking_lot::Mutex;
 
 use super::marker::Afterwards;
 use super::names::{NodeId, OWN, ROOT};
-use super::tree::Tree;
-use crate::volume::{OWN as OWN_DIR, VolumeStatus};
+use crate::volume::{OWN as OWN_DIR, Volume, VolumeStatus};
 use crate::{FrontError, Scope};
 
 const DIR: NodeId = OWN;
@@ -75,6 +74,41 @@ impl Control {
 
     pub(super) fn set_afterwards(&self, afterwards: Afterwards) {
         *self.afterwards.lock() = afterwards;
+    }
+
+    /// The whole text of one of the files of its directory.
+    pub(super) fn text(&self, volume: &Volume, id: NodeId) -> String {
+        let status = volume.status();
+        let figures = figures(&status, volume.page_bytes(), self.syncs());
+        match id {
+            STATUS => json(&figures, &status, &self.under_way.lock()),
+            METRICS => prometheus(&figures, &status),
+            _ => String::new(),
+        }
+    }
+
+    /// Executes a command; returns when it is done.
+    pub(super) fn run(&self, volume: &Volume, command: Command) -> Result<(), FrontError> {
+        self.under_way.lock().push(command);
+        match command {
+            // Before an unmount: that of a directory that is used on.
+            Command::Commit => self.set_afterwards(Afterwards::OfMount),
+            Command::Drain => {}
+            Command::Leave => self.set_afterwards(Afterwards::Plain),
+        }
+        let committed = volume
+            .forget_removed()
+            .and_then(|()| volume.commit_all(Scope::All));
+        let drained = committed.and_then(|()| match command {
+            Command::Commit => Ok(()),
+            Command::Drain | Command::Leave => volume.drain(),
+        });
+        let done = drained.and_then(|()| volume.checkpoint());
+        let mut under_way = self.under_way.lock();
+        if let Some(at) = under_way.iter().position(|other| *other == command) {
+            under_way.remove(at);
+        }
+        done
     }
 
     fn syncs(&self) -> Syncs {
@@ -160,41 +194,6 @@ pub(super) fn attributes(id: NodeId, root: &Stat) -> Stat {
 /// The names in the directory.
 pub(super) fn names() -> impl Iterator<Item = (&'static str, NodeId)> {
     FILES.iter().map(|(name, id, _)| (*name, *id))
-}
-
-/// The whole text of one of its files.
-pub(super) fn text(tree: &Tree, id: NodeId) -> String {
-    let status = tree.volume.status();
-    let figures = figures(&status, tree.volume.page_bytes(), tree.control.syncs());
-    match id {
-        STATUS => json(&figures, &status, &tree.control.under_way.lock()),
-        METRICS => prometheus(&figures, &status),
-        _ => String::new(),
-    }
-}
-
-/// Does a command; returns when it is done.
-pub(super) fn run(tree: &Tree, command: Command) -> Result<(), FrontError> {
-    tree.control.under_way.lock().push(command);
-    match command {
-        // Before an unmount: that of a directory that is used on.
-        Command::Commit => tree.control.set_afterwards(Afterwards::OfMount),
-        Command::Drain => {}
-        Command::Leave => tree.control.set_afterwards(Afterwards::Plain),
-    }
-    let done = match command {
-        Command::Commit => tree.commit().and_then(|()| tree.volume.checkpoint()),
-        Command::Drain | Command::Leave => tree.volume.forget_removed().and_then(|()| {
-            tree.volume.commit_all(Scope::All)?;
-            tree.volume.drain()?;
-            tree.volume.checkpoint()
-        }),
-    };
-    let mut under_way = tree.control.under_way.lock();
-    if let Some(at) = under_way.iter().position(|other| *other == command) {
-        under_way.remove(at);
-    }
-    done
 }
 
 /// A number that is told: its name, what it is, and the number.

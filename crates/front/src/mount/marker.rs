@@ -11,11 +11,15 @@ use std::path::Path;
 
 use collie_io::{Device, FileKind, OpenMode, read_exact_at};
 
-use super::MountError;
 use super::adopt::Cluster;
-use super::tree::{HIDDEN_MARKER, MARKER};
 use crate::Scope;
+use crate::error::MountError;
 use crate::volume::{OWN, Volume, VolumeOptions};
+
+/// The name that says to PostgreSQL that a directory is a cluster.
+pub(super) const MARKER: &str = "PG_VERSION";
+/// Its name below the mount: a server that is started without the mount refuses the directory.
+pub(super) const HIDDEN_MARKER: &str = "PG_VERSION.collie";
 
 /// What a directory is to be when its page map is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

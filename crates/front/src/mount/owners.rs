@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, fstat, openat, statat};
 use rustix::io::Errno;
 
-use super::MountError;
+use crate::error::MountError;
 use crate::volume::OWN as OWN_DIR;
 
 const ROOT_USER: u32 = 0;

@@ -404,7 +404,7 @@ impl Filesystem for Session {
         reply: ReplyData,
     ) {
         if control::is_control(ino.0) {
-            let text = control::text(&self.tree, ino.0);
+            let text = self.tree.control.text(&self.tree.volume, ino.0);
             let from = usize::try_from(offset).unwrap_or(usize::MAX);
             let rest = text.as_bytes().get(from..).unwrap_or_default();
             return reply.data(rest.get(..size as usize).unwrap_or(rest));
@@ -442,7 +442,7 @@ impl Filesystem for Session {
             let Some(command) = Command::parse(bytes).filter(|_| control::is_command(ino.0)) else {
                 return reply.error(Errno::EINVAL);
             };
-            return self.later(move |tree| match control::run(tree, command) {
+            return self.later(move |tree| match tree.control.run(&tree.volume, command) {
                 Ok(()) => reply.written(len),
                 Err(error) => reply.error(super::tree::errno(&error)),
             });

@@ -12,17 +12,13 @@ use parking_lot::{Mutex, RwLock};
 
 use super::control::Control;
 use super::files::{Content, Handle, Handles, Listing, OpenedOtherwise, Writes};
+use super::marker::{HIDDEN_MARKER, MARKER};
 use super::names::{NodeId, Nodes, OWN, ROOT, is_page_file};
 use super::pool::Pool;
 use super::reads::Reads;
 use super::tasks::{Class, Opener};
 use crate::volume::{Existing, OWN as OWN_DIR, Volume};
 use crate::{FrontError, Scope};
-
-/// The name that says to PostgreSQL that a directory is a cluster.
-pub(super) const MARKER: &str = "PG_VERSION";
-/// Its name below the mount: a server that is started without the mount refuses the directory.
-pub(super) const HIDDEN_MARKER: &str = "PG_VERSION.collie";
 
 /// What answers a request that fails.
 pub(super) type Answer<T> = Result<T, Errno>;

@@ -60,6 +60,21 @@ impl Volume {
         self.close_idle();
     }
 
+    /// Closes the files that nobody has open and of which nothing is lost by that. Those with
+    /// displaced pages stay open. Returns how many were closed.
+    pub fn close_idle(&self) -> usize {
+        let mut files = self.files.lock();
+        let before = files.open.len();
+        files.open.retain(|_, file| {
+            let is_idle = file
+                .committer_if_free()
+                .is_some_and(|committer| file.is_idle(&committer));
+            // With `files` locked no one else can come by it.
+            !is_idle || Arc::strong_count(file) > 1
+        });
+        before - files.open.len()
+    }
+
     fn unused_files(&self) -> Vec<Weak<PageFile>> {
         let files = self.files.lock();
         let unused = files.open.values().filter(|file| Arc::strong_count(file) == 1);

@@ -18,7 +18,6 @@
 mod checkpoint;
 mod claims;
 mod descriptors;
-mod lost;
 mod names;
 mod recovery;
 mod status;

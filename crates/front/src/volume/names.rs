@@ -3,6 +3,7 @@
 //! Records hold paths. So the log knows nothing of a file whose name changes, nor of one that had
 //! the name which another is given: the first is drained, the second forgotten.
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -367,5 +368,83 @@ impl Volume {
             self.files.lock().orphans.push(Arc::clone(file));
         }
         settled.map(drop)
+    }
+
+    /// Waits, where files of this name or below it were removed, until that is durable: before
+    /// something that is no file of the volume gets the name, for at a recovery their paths must not
+    /// lead to it. Does nothing else.
+    ///
+    /// # Errors
+    /// What a sync or the log fails with: [`FrontError::Io`], [`FrontError::Log`].
+    pub fn free_name(&self, path: &Path) -> Result<(), FrontError> {
+        self.check_path(path)?;
+        let _claim = self.names.claim(&[path]);
+        self.forget_below(path)
+    }
+
+    /// Removes an empty directory, once the removal of the files that were in it is recorded: one with
+    /// mapped files that is missing is none that was removed.
+    ///
+    /// # Errors
+    /// What a sync or the log fails with: [`FrontError::Io`], [`FrontError::Log`]; and
+    /// [`FrontError::Io`] where it cannot be removed.
+    pub fn remove_dir(&self, path: &Path) -> Result<(), FrontError> {
+        self.check_path(path)?;
+        let _claim = self.names.claim(&[path]);
+        self.forget_below(path)?;
+        let full = self.path(path);
+        let removed = self.shared.device.remove_dir(&full);
+        removed.map_err(FrontError::io("remove", &full))
+    }
+
+    /// Finds another name of a file that has lost its known one, by a walk over the whole volume; no
+    /// other name is used meanwhile. One that has none, though it may have some outside of the volume,
+    /// is a removed file from then on. Does nothing where the name is known.
+    pub(super) fn find_name(&self, file: &PageFile) -> Result<(), FrontError> {
+        let stat = file.stat()?;
+        let (moves, claim) = (self.moves.lock(), self.names.claim(&[Path::new("")]));
+        let Name::Lost(lost) = file.name() else {
+            return Ok(());
+        };
+        if let Some(path) = self.search(&stat)? {
+            file.opened_as(&path);
+            return Ok(());
+        }
+        file.unlinked(&file.committer(), &lost);
+        let known = self.files.lock().open.remove(&(stat.dev, stat.ino));
+        drop((moves, claim));
+        known.map_or(Ok(()), |file| self.settle(&file))
+    }
+
+    /// A name of a file. Not through symbolic links, nor in the volume's own directory.
+    fn search(&self, wanted: &Stat) -> Result<Option<PathBuf>, FrontError> {
+        let mut dirs = vec![PathBuf::new()];
+        while let Some(dir) = dirs.pop() {
+            let (mut found, full) = (Vec::new(), self.path(&dir));
+            let mut each = |name: &OsStr, kind: FileKind, ino: u64| {
+                let path = dir.join(name);
+                if kind == FileKind::Directory && path != Path::new(OWN) {
+                    dirs.push(path);
+                } else if kind == FileKind::File && ino == wanted.ino {
+                    found.push(path);
+                }
+            };
+            match self.shared.device.read_dir(&full, &mut each) {
+                // It was removed meanwhile; or no file is opened in it.
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
+                    ) => {}
+                read => read.map_err(FrontError::io("list", &full))?,
+            }
+            for path in found {
+                let stat = self.look_if_any(&path)?;
+                if stat.is_some_and(|stat| (stat.dev, stat.ino) == (wanted.dev, wanted.ino)) {
+                    return Ok(Some(path));
+                }
+            }
+        }
+        Ok(None)
     }
 }

@@ -5,13 +5,13 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use collie_cli::resp::{self, Client, Reply};
 use collie_io::{Device, OpenMode, RealDevice, write_all_at};
 use serde::{Deserialize, Serialize};
 
-use super::PATIENCE;
 use crate::node::is_node;
 
 /// The file that makes a directory that of a cluster.
@@ -20,6 +20,8 @@ const FILE: &str = "cluster.toml";
 const FILE_MAX: usize = 4096;
 /// From a node's port for clients to that for its peers, as in Redis Cluster.
 const PEER_PORT: u16 = 10_000;
+/// A node that runs answers within this time.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// So much of the end of a node's diagnostics is shown.
 const TAIL: usize = 2000;
 

@@ -14,9 +14,11 @@ use indicatif::ProgressBar;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::local::{Local, Place, Shape, check};
-use super::{PAUSE, status};
+use super::view;
 use crate::args::{DownArgs, UpArgs};
 
+/// From one look at what is waited for to the next.
+const PAUSE: Duration = Duration::from_millis(50);
 const NODES: u16 = 3;
 const PORT: u16 = 7001;
 /// A cluster that does not serve all keys within this time has a problem.
@@ -199,8 +201,8 @@ fn wait_until_served(places: &[Place], mut started: Started<'_>, bar: &ProgressB
 fn view(place: &Place, nodes: usize) -> Result<SlotsView, String> {
     let node = place.index;
     let asked = place.connect().and_then(|mut client| {
-        let info = status::info(&mut client).ok()?;
-        Some((info, status::lines(&mut client).ok()?))
+        let info = view::info(&mut client).ok()?;
+        Some((info, view::lines(&mut client).ok()?))
     });
     let Some((info, lines)) = asked else {
         return Err(format!("node {node} does not answer yet"));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use collie_server::cluster::SLOTS;
 use serde::Serialize;
 
-use super::status::{Line, View};
+use super::view::{Line, View};
 
 /// How well a cluster serves, and the exit code for scripts. 2 is that of a wrong command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::listening::{Endpoints, Listening};
 use super::logging::{Filter, LogFormat};
 use super::store::{RingBytes, Store};
-use super::values::{Bytes, Number};
+use super::values::{Bytes, Number, seconds};
 use crate::args::{Address, ServeArgs};
 
 /// The longest configuration file that is read, in bytes.
@@ -93,10 +93,6 @@ impl Default for Diagnostics {
 
 fn signed(size: usize) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
-}
-
-pub(super) fn seconds(span: Duration) -> i64 {
-    i64::try_from(span.as_secs()).unwrap_or(i64::MAX)
 }
 
 /// The configuration in force, with warnings about its sources.

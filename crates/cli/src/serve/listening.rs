@@ -7,8 +7,7 @@ use anyhow::{anyhow, ensure};
 use collie_server::{ServerConfig, TlsConfig, TlsSettings};
 use serde::{Deserialize, Serialize};
 
-use super::config::seconds;
-use super::values::{Number, Secret};
+use super::values::{Number, Secret, seconds};
 use crate::args::values::Durability;
 use crate::args::{Address, AuthClients, ServeArgs, TlsArgs};
 

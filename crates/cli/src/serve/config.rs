@@ -326,10 +326,10 @@ impl Config {
             store.wal_size_limit = Bytes(limit);
         }
         server.override_by(args);
-        if let Some(filter) = &args.log_level {
+        if let Some(filter) = &args.serving.log_level {
             diagnostics.log_level = filter.clone();
         }
-        if let Some(format) = args.log_format {
+        if let Some(format) = args.serving.log_format {
             diagnostics.log_format = format;
         }
     }

@@ -108,20 +108,20 @@ impl Listening {
         if let Some(asked) = tls_auth_clients {
             self.tls_auth_clients = *asked;
         }
-        if let Some(addr) = &args.metrics {
+        if let Some(addr) = &args.serving.metrics {
             self.metrics = Some(addr.clone());
         }
         if let Some(ack) = args.ack {
             self.ack = ack;
         }
-        if let Some(threads) = args.threads {
+        if let Some(threads) = args.serving.threads {
             self.threads = Number(threads.into());
         }
-        if let Some(file) = &args.password_file {
+        if let Some(file) = &args.serving.password_file {
             self.password_file = Some(file.clone());
             self.requirepass = None;
         }
-        self.open_to_network |= args.open_to_network;
+        self.open_to_network |= args.serving.open_to_network;
     }
 
     /// Whether it listens at `listen`.

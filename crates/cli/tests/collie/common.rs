@@ -1,8 +1,7 @@
 //! What the tests of the binary share.
 
 use std::ffi::OsStr;
-use std::path::PathBuf;
-use std::process::{Child, Command, Output};
+use std::process::{Command, Output};
 
 use serde_json::Value;
 
@@ -14,18 +13,6 @@ pub(crate) fn collie() -> Command {
 /// Runs the binary to its end.
 pub(crate) fn run<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Output {
     collie().args(args).output().unwrap()
-}
-
-/// The rings that a running process has in shared memory.
-pub(crate) fn rings_of(process: &Child) -> Vec<PathBuf> {
-    let maps = std::fs::read_to_string(format!("/proc/{}/maps", process.id())).unwrap_or_default();
-    let mapped = maps
-        .lines()
-        .filter_map(|line| line.find("/dev/shm/").map(|at| &line[at..]));
-    mapped
-        .filter(|path| path.ends_with(".ring"))
-        .map(PathBuf::from)
-        .collect()
 }
 
 /// Standard output as one JSON object per line.

@@ -30,16 +30,20 @@ fn payload(n: u64) -> Vec<u8> {
 /// A closed log of [`FRAMES`] frames over several segments, and where they lie.
 fn make(dir: &Path) -> Vec<Span> {
     let log = Log::open(dir, options()).unwrap();
-    let mut worker = log.worker().unwrap();
-    let mut spans = Vec::new();
-    for n in 0..FRAMES {
-        let span = worker.append(7, 3, &payload(n)).unwrap();
-        log.wait(span.end, Level::Disk).unwrap();
-        spans.push(span);
-    }
-    drop(worker);
+    let spans = fill(&log);
     log.close().unwrap();
     spans
+}
+
+/// Appends [`FRAMES`] frames and waits until each is durable; returns where they lie.
+fn fill(log: &Log) -> Vec<Span> {
+    let mut worker = log.worker().unwrap();
+    let append = |n| {
+        let span = worker.append(7, 3, &payload(n)).unwrap();
+        log.wait(span.end, Level::Disk).unwrap();
+        span
+    };
+    (0..FRAMES).map(append).collect()
 }
 
 fn args(command: &str, dir: &Path, flags: &[&str]) -> Vec<OsString> {
@@ -295,16 +299,9 @@ fn make_archived(dir: &Path) -> (Log, Vec<Span>) {
         ..options()
     };
     let log = Log::open(dir, options).unwrap();
-    let mut worker = log.worker().unwrap();
-    let mut spans = Vec::new();
-    for n in 0..FRAMES {
-        let span = worker.append(7, 3, &payload(n)).unwrap();
-        log.wait(span.end, Level::Disk).unwrap();
-        spans.push(span);
-    }
+    let spans = fill(&log);
     log.retain("test", log.durable());
     assert!(log.oldest() > spans[60].end && segments(&dir.join("archive")).len() >= 2);
-    drop(worker);
     (log, spans)
 }
 

@@ -21,4 +21,6 @@ mod operations;
 mod reload;
 mod rings;
 mod serve;
+#[path = "../shared/mod.rs"]
+mod shared;
 mod tls;

@@ -136,6 +136,14 @@ impl Session {
     fn root(&self) -> Answer<Stat> {
         self.tree.attributes(ROOT)
     }
+
+    /// Answers with the attributes of a file that commands are given by.
+    fn control_attr(&self, id: NodeId, reply: ReplyAttr) {
+        match self.root() {
+            Ok(root) => reply.attr(&NOT_KEPT, &file_attr(id, &control::attributes(id, &root))),
+            Err(error) => reply.error(error),
+        }
+    }
 }
 
 impl Filesystem for Session {
@@ -178,10 +186,7 @@ impl Filesystem for Session {
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         if control::is_control(ino.0) {
-            return match self.root() {
-                Ok(root) => reply.attr(&NOT_KEPT, &file_attr(ino.0, &control::attributes(ino.0, &root))),
-                Err(error) => reply.error(error),
-            };
+            return self.control_attr(ino.0, reply);
         }
         match self.tree.attributes(ino.0) {
             Ok(stat) => reply.attr(&KEPT, &file_attr(ino.0, &stat)),
@@ -209,10 +214,7 @@ impl Filesystem for Session {
     ) {
         if control::is_control(ino.0) {
             // A shell truncates a file before it writes a command to it.
-            return match self.root() {
-                Ok(root) => reply.attr(&NOT_KEPT, &file_attr(ino.0, &control::attributes(ino.0, &root))),
-                Err(error) => reply.error(error),
-            };
+            return self.control_attr(ino.0, reply);
         }
         let when = |time: TimeOrNow| match time {
             TimeOrNow::Now => self.now(),

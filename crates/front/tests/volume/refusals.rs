@@ -1,24 +1,13 @@
 //! What is refused, and what is done all the same: damaged and missing files, files of other
 //! volumes, a log that is full.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "test code"
-)]
-
-#[path = "support/small.rs"]
-mod small;
-mod support;
-
 use std::path::Path;
 
 use collie_front::{Existing, FrontError, PageFile, Scope, Volume};
 use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
 use collie_sim::{Fault, FaultKind, SimDevice};
 
-use small::{PAGE, cuts, device, mapped, open, open_with, options, version, write};
+use crate::small::{PAGE, cuts, device, mapped, open, open_with, options, version, write};
 
 fn refused(device: &SimDevice) -> FrontError {
     Volume::open(Path::new("/volume"), options(device, 16, 1 << 15)).unwrap_err()
@@ -130,7 +119,7 @@ fn the_largest_pages_are_whole_after_a_crash() {
     const LARGE: usize = 65_536;
     let device = device();
     let open = |device: &SimDevice| {
-        let options = support::options(device, LARGE, 4, 1 << 15);
+        let options = crate::support::options(device, LARGE, 4, 1 << 15);
         Volume::open(Path::new("/volume"), options).unwrap()
     };
     let volume = open(&device);
@@ -273,7 +262,12 @@ fn a_drain_that_finds_the_log_full_leaves_nothing_out() {
 fn a_shadow_file_that_did_not_fit_is_made_smaller() {
     let device = device();
     device.limit_space(Some(1 << 20));
-    let opened = |slots| Volume::open(Path::new("/volume"), small::options(&device, slots, 1 << 15));
+    let opened = |slots| {
+        Volume::open(
+            Path::new("/volume"),
+            crate::small::options(&device, slots, 1 << 15),
+        )
+    };
     for is_written in [false, true] {
         if is_written {
             // Without the call for room, which takes all of it or none here, zeros take what there is.

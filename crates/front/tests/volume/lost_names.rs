@@ -1,16 +1,5 @@
 //! Files with several names, of which the one that is known here is removed.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "test code"
-)]
-
-#[path = "support/small.rs"]
-mod small;
-mod support;
-
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,7 +7,7 @@ use collie_front::{Existing, PageFile, Scope, Volume};
 use collie_io::{Device, OpenMode, read_exact_at};
 use collie_sim::{Fault, FaultKind, SimDevice};
 
-use small::{PAGE, cuts, device, mapped, open, version, write};
+use crate::small::{PAGE, cuts, device, mapped, open, version, write};
 
 /// Names of a file beside `a`, by any of which it is found.
 const OTHERS: [&str; 3] = ["b", "d/b", "d/e/f/b"];
@@ -36,11 +25,8 @@ fn with_dirs() -> SimDevice {
     device
 }
 
-/// A file that has lost the name `a`, by a removal or a renaming, and has `other`; with pages of
-/// version 3 that are not committed.
-fn lost(volume: &Volume, other: &str, is_removed: bool) -> Arc<PageFile> {
-    let file = mapped(volume, "a");
-    volume.link(Path::new("a"), Path::new(other)).unwrap();
+/// Removes the name `a`, or gives it to a new file.
+fn lose(volume: &Volume, is_removed: bool) {
     if is_removed {
         volume.unlink(Path::new("a")).unwrap();
     } else {
@@ -49,6 +35,14 @@ fn lost(volume: &Volume, other: &str, is_removed: bool) -> Arc<PageFile> {
             .rename(Path::new("new"), Path::new("a"), Existing::Replace)
             .unwrap();
     }
+}
+
+/// A file that has lost the name `a`, by a removal or a renaming, and has `other`; with pages of
+/// version 3 that are not committed.
+fn lost(volume: &Volume, other: &str, is_removed: bool) -> Arc<PageFile> {
+    let file = mapped(volume, "a");
+    volume.link(Path::new("a"), Path::new(other)).unwrap();
+    lose(volume, is_removed);
     (1..3).for_each(|page| write(volume, &file, page, 3));
     file
 }
@@ -122,14 +116,7 @@ fn a_file_whose_names_are_all_elsewhere_is_written_in_place() {
         let elsewhere = Path::new("/elsewhere/x");
         device.hard_link(Path::new("/volume/a"), elsewhere).unwrap();
         device.sync_dir(Path::new("/elsewhere")).unwrap();
-        if is_removed {
-            volume.unlink(Path::new("a")).unwrap();
-        } else {
-            drop(volume.create(Path::new("new")).unwrap());
-            volume
-                .rename(Path::new("new"), Path::new("a"), Existing::Replace)
-                .unwrap();
-        }
+        lose(&volume, is_removed);
         for round in 3..6 {
             (1..4).for_each(|page| write(&volume, &file, page, round));
             volume.commit_all(Scope::Steady).unwrap();

@@ -1,18 +1,6 @@
 //! What users see of a file beside its bytes: times, length, room; of a volume its status, and the
 //! path that it is shown by.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    clippy::disallowed_methods,
-    reason = "test code"
-)]
-
-#[path = "support/small.rs"]
-mod small;
-mod support;
-
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +9,7 @@ use collie_front::{FrontError, Scope, Volume, VolumeOptions};
 use collie_io::Device;
 use collie_sim::{Fault, FaultKind, SimDevice};
 
-use small::{PAGE, cuts, device, mapped, open, version, write};
+use crate::small::{PAGE, cuts, device, mapped, open, version, write};
 
 const SECOND: i64 = 1_000_000_000;
 

@@ -1,15 +1,6 @@
 //! Short programs: a power cut at every operation of the device, every operation failing once and
 //! for good, and a full device at every size.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "test code"
-)]
-
-mod support;
-
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,7 +14,7 @@ const PAGES: usize = 6;
 const NAMES: [&str; 2] = ["a", "b"];
 
 fn options(device: &SimDevice) -> VolumeOptions {
-    support::options(device, PAGE, 5, 1 << 15)
+    crate::support::options(device, PAGE, 5, 1 << 15)
 }
 
 /// What a program does.

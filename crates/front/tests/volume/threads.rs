@@ -1,17 +1,6 @@
 //! Many threads on one volume: writers that sync, a thread that commits and drains, one that writes
 //! the map, readers; and power cuts meanwhile.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "test code"
-)]
-
-#[path = "support/small.rs"]
-mod small;
-mod support;
-
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,7 +17,7 @@ const SLOTS: u32 = 40;
 const WRITES: u64 = 2_000;
 
 fn options(device: &SimDevice) -> VolumeOptions {
-    support::options(device, PAGE, SLOTS, 1 << 16)
+    crate::support::options(device, PAGE, SLOTS, 1 << 16)
 }
 
 /// A version of a page: which page it is, and how often it was written.
@@ -199,13 +188,13 @@ fn threads_see_whole_pages_and_power_cuts_leave_what_was_acknowledged() {
 #[test]
 fn files_get_their_ids_beside_checkpoints() {
     const FILES: usize = 200;
-    let device = small::device();
-    let volume = small::open_with(&device, FILES as u32 + 1, 1 << 15);
+    let device = crate::small::device();
+    let volume = crate::small::open_with(&device, FILES as u32 + 1, 1 << 15);
     for number in 0..FILES {
         let file = volume.create(Path::new(&number.to_string())).unwrap();
-        small::write(&volume, &file, 0, 1);
+        crate::small::write(&volume, &file, 0, 1);
         volume.sync(&file).unwrap();
-        small::write(&volume, &file, 0, 2);
+        crate::small::write(&volume, &file, 0, 2);
         // They go on together, from one sync to the next.
         let gate = device.hold_syncs();
         std::thread::scope(|scope| {
@@ -224,7 +213,7 @@ fn files_get_their_ids_beside_checkpoints() {
         gate.release();
         let mut image = device.snapshot().power_cut(PowerCut::WAYS[0].1, 1);
         image.clear_volatile();
-        let volume = small::open_with(&image.device(), FILES as u32 + 1, 1 << 15);
-        assert_eq!(small::version(&volume, &number.to_string(), 0), 2);
+        let volume = crate::small::open_with(&image.device(), FILES as u32 + 1, 1 << 15);
+        assert_eq!(crate::small::version(&volume, &number.to_string(), 0), 2);
     }
 }

@@ -1,7 +1,5 @@
 //! Small volumes at `/volume` of a simulated device, and files of a few pages in them.
 
-#![allow(dead_code, reason = "each program of tests uses some of it")]
-
 use std::path::Path;
 use std::sync::Arc;
 

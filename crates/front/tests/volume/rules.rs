@@ -1,16 +1,5 @@
 //! The rules of the page map, each in the one order of events in which breaking it shows.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "test code"
-)]
-
-#[path = "support/small.rs"]
-mod small;
-mod support;
-
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +8,7 @@ use collie_front::{Existing, FrontError, PageFile, Scope, Volume, VolumeOptions}
 use collie_io::{Device, OpenMode, write_all_at};
 use collie_sim::{Fault, FaultKind, Points, SimDevice, Snapshot};
 
-use small::{PAGE, cuts, device, mapped, open, open_with, options, sync_beside, version, write};
+use crate::small::{PAGE, cuts, device, mapped, open, open_with, options, sync_beside, version, write};
 
 /// Whether a file is gone, or as it was before its removal.
 fn assert_gone_or_whole(device: &SimDevice, name: &str, way: &str) {

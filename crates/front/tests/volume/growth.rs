@@ -1,12 +1,6 @@
 //! Pages behind the committed end: after a crash each is whole, zeros, or not there, whatever became
 //! of the file since it was synced.
 
-#![allow(clippy::unwrap_used, reason = "test code")]
-
-#[path = "support/small.rs"]
-mod small;
-mod support;
-
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,7 +8,7 @@ use collie_front::{Existing, PageFile, Scope, Volume};
 use collie_io::{Device, OpenMode};
 use collie_sim::SimDevice;
 
-use small::{PAGE, cuts, device, mapped, open, version, write};
+use crate::small::{PAGE, cuts, device, mapped, open, version, write};
 
 /// A plain file of four pages with version 1, synced.
 fn plain(volume: &Volume, name: &str) -> Arc<PageFile> {

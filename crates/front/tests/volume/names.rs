@@ -1,17 +1,6 @@
 //! Names of files that have displaced pages: removed, renamed, with the directories above them,
 //! linked, and used again.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "test code"
-)]
-
-#[path = "support/small.rs"]
-mod small;
-mod support;
-
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +12,7 @@ use collie_front::{Existing, FrontError, PageFile, Volume};
 use collie_io::Device;
 use collie_sim::{Points, PowerCut, SimDevice};
 
-use small::{PAGE, cuts, device, mapped, open, open_with, version, write};
+use crate::small::{PAGE, cuts, device, mapped, open, open_with, version, write};
 
 fn make_dir(device: &SimDevice, name: &str) {
     device.create_dir_all(&Path::new("/volume").join(name)).unwrap();

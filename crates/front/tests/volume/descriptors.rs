@@ -1,17 +1,6 @@
 //! Descriptors run out: what cannot be opened is refused and may be tried again, and files that no
 //! user has open make way.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "test code"
-)]
-
-#[path = "support/small.rs"]
-mod small;
-mod support;
-
 use std::path::Path;
 use std::sync::Arc;
 
@@ -20,7 +9,7 @@ use collie_io::{Device, is_out_of_descriptors};
 use collie_log::LogError;
 use collie_sim::{Fault, FaultKind, SimDevice};
 
-use small::{PAGE, cuts, device, mapped, open, version, write};
+use crate::small::{PAGE, cuts, device, mapped, open, version, write};
 
 const DIRS: [&str; 2] = ["d", "e"];
 

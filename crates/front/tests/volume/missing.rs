@@ -1,29 +1,18 @@
 //! Files with displaced pages that are missing: removed right before a crash, or not there yet.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "test code"
-)]
-
-#[path = "support/small.rs"]
-mod small;
-mod support;
-
 use std::path::Path;
 
 use collie_front::{FrontError, Missing, Scope, Volume, VolumeOptions};
 use collie_io::Device;
 use collie_sim::{Points, PowerCut, SimDevice};
 
-use small::{cuts, mapped, open, options, version};
+use crate::small::{cuts, mapped, open, options, version};
 
 const AT: &str = "/volume/base/a";
 
 /// Pages of `base/a` and `base/b` are displaced, and the process has died.
 fn left() -> SimDevice {
-    let device = small::device();
+    let device = crate::small::device();
     device.create_dir_all(Path::new("/volume/base")).unwrap();
     let volume = open(&device);
     for name in ["base/a", "base/b"] {

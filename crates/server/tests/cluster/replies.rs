@@ -1,6 +1,5 @@
 //! A reply is sent once it holds, and what follows a reply of which that is not known is not sent.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use collie_server::cluster::Settled;
@@ -22,14 +21,7 @@ fn replies_are_held_until_they_settle_and_come_in_order() {
         "APPEND b x",
         "GET a",
     ]));
-    wait_for("all are evaluated", || {
-        node.fake
-            .partitions
-            .iter()
-            .map(|p| p.finished.load(Ordering::SeqCst))
-            .sum::<usize>()
-            == 6
-    });
+    wait_for("all are evaluated", || node.fake.finished() == 6);
     assert!(client.is_silent_for(Duration::from_millis(100)));
     // Others see what is not applied yet, and wait too.
     let mut other = node.client();
@@ -188,14 +180,7 @@ fn clients_that_leave_while_their_replies_are_unsettled_disturb_no_other() {
         client.send(&pipeline(&["INCR a", &format!("SET own{i} 1"), "GET a"]));
         drop(client);
     }
-    wait_for("all are evaluated", || {
-        node.fake
-            .partitions
-            .iter()
-            .map(|p| p.finished.load(Ordering::SeqCst))
-            .sum::<usize>()
-            == 60
-    });
+    wait_for("all are evaluated", || node.fake.finished() == 60);
     node.fake.release();
     wait_for("nothing is locked", || node.fake.is_unlocked());
     let mut client = node.client();

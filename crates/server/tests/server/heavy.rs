@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::{Client, Running, command, config, options, start, start_on};
+use crate::support::{Client, Running, check_long_pipeline, command, config, options, start, start_on};
 use collie_db::{Db, Options, RingMode};
 use collie_server::ServerConfig;
 use collie_sim::SimDevice;
@@ -262,18 +262,10 @@ fn a_transaction_that_turns_out_to_be_heavy_runs_once_and_is_counted_once() {
 
 #[test]
 fn a_long_pipeline_gives_others_a_turn_and_keeps_its_order() {
-    const COMMANDS: usize = 50_000;
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), one_thread());
     let mut client = server.client();
-    let request: Vec<u8> = (0..COMMANDS).flat_map(|_| command(&["INCR", "n"])).collect();
-    let mut writer = client.stream.try_clone().unwrap();
-    std::thread::scope(|scope| {
-        scope.spawn(move || std::io::Write::write_all(&mut writer, &request).unwrap());
-        for n in 1..=COMMANDS {
-            assert_eq!(client.reply(), format!(":{n}\r\n").into_bytes());
-        }
-    });
+    check_long_pipeline(&mut client, 50_000);
     assert!(figure(&mut client, "stats", "turns_given") > 0);
 }
 

@@ -209,14 +209,14 @@ impl Session {
     }
 
     /// Notes from when on the client owes a password, if it does. Where it begins, or has given one.
-    pub(crate) fn note_stranger(&self, shared: &Shared) {
+    pub(crate) fn note_authentication(&self, shared: &Shared) {
         let since_ms = match self.authenticated {
             true => 0,
             false => shared.now_ms(),
         };
         // Relaxed: a late look at it closes the connection a second later.
         self.client
-            .stranger_since_ms
+            .unauthenticated_since_ms
             .store(since_ms, std::sync::atomic::Ordering::Relaxed);
     }
 
@@ -271,7 +271,7 @@ impl Session {
         self.watched.clear();
         self.reads_replicas = false;
         self.authenticated = shared.settings.password().is_none();
-        self.note_stranger(shared);
+        self.note_authentication(shared);
         self.ack = shared.settings.ack();
         self.ack_chosen = false;
         self.reply_mode = ReplyMode::On;

@@ -2,7 +2,7 @@
 
 use collie_protocol::Request;
 
-use super::led::{count_in_slot, keys_in_slot};
+use super::cluster_keys::{count_in_slot, keys_in_slot};
 use super::numbers::{integer, is};
 use super::row::{self, Command, container};
 use super::shape::Shape;

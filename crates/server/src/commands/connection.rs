@@ -132,7 +132,7 @@ fn log_in(exec: &mut Exec<'_>, user: &[u8], guess: &[u8]) -> Result<(), Failure>
         return Err(text::WRONG_PASS.into());
     }
     exec.session.authenticated = true;
-    exec.session.note_stranger(exec.shared);
+    exec.session.note_authentication(exec.shared);
     Ok(())
 }
 

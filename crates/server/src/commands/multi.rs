@@ -24,7 +24,7 @@ use crate::data::store::Store;
 use crate::data::watch::WATCHED_MAX;
 use crate::exec::{Deferred, Exec, Flow, Outcome, Transaction};
 use crate::failure::{Failure, text};
-use crate::partitions::evaluate::{Asked, evaluate};
+use crate::partitions::evaluate::{CommandKeys, evaluate};
 use crate::session::Queue;
 
 /// The rows of its commands.
@@ -218,10 +218,10 @@ fn exec_in_partition(exec: &mut Exec<'_>, rows: &[&'static Command]) -> Outcome 
     let Some(queue) = exec.session.set_queue(None) else {
         return Ok(Flow::Next);
     };
-    let ran = partition_of(exec, rows, &queue).and_then(|asked| {
+    let ran = partition_of(exec, rows, &queue).and_then(|keys| {
         let work = |exec: &mut Exec<'_>| execute(exec, rows, &queue).map(|()| Flow::Next);
-        match &asked {
-            Some(asked) => evaluate(exec, asked, work),
+        match &keys {
+            Some(keys) => evaluate(exec, keys, work),
             None => work(exec),
         }
     });
@@ -236,7 +236,7 @@ fn exec_in_partition(exec: &mut Exec<'_>, rows: &[&'static Command]) -> Outcome 
 }
 
 /// The keys of all commands and the watched ones; `None` if there are none.
-fn partition_of(exec: &Exec<'_>, rows: &[&Command], queue: &Queue) -> Result<Option<Asked>, Failure> {
+fn partition_of(exec: &Exec<'_>, rows: &[&Command], queue: &Queue) -> Result<Option<CommandKeys>, Failure> {
     let named = rows.iter().zip(&queue.commands).flat_map(|(command, kept)| {
         let keys = command.keys.iter();
         keys.flat_map(|keys| keys.of(kept.request()))
@@ -246,7 +246,7 @@ fn partition_of(exec: &Exec<'_>, rows: &[&Command], queue: &Queue) -> Result<Opt
         && rows
             .iter()
             .all(|command| command.keys.is_empty() || command.is_read());
-    Asked::keys(named.chain(watched()), only_reads)
+    CommandKeys::of(named.chain(watched()), only_reads)
 }
 
 /// The rows of the queued commands. The session stores requests only, and each of these was found

@@ -9,11 +9,11 @@ use super::table::find;
 use crate::data::records::{KEPT_MS, Record, RecordCount, RecordName, check_of};
 use crate::exec::{Exec, Flow, Outcome, Transaction};
 use crate::failure::{Failure, text};
-use crate::partitions::evaluate::{Asked, evaluate};
+use crate::partitions::evaluate::{CommandKeys, evaluate};
 use crate::partitions::transaction::PartitionTransaction;
 
 /// The rows of its commands.
-pub(super) const ROWS: &[Command] = &[Command::new(NAME, -5, alone)
+pub(super) const ROWS: &[Command] = &[Command::new(NAME, -5, refuse_alone)
     .about(
         "7.0.0",
         "generic",
@@ -29,8 +29,11 @@ const COMMAND: usize = 4;
 /// The longest name of a client.
 const CLIENT_MAX: usize = 256;
 
-fn alone(_exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    Err("ERR COLLIE.ONCE is for clusters: this server is alone, and keeps no records of commands".into())
+fn refuse_alone(_exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    Err(
+        "ERR COLLIE.ONCE is for clusters: this server is refuse_alone, and keeps no records of commands"
+            .into(),
+    )
 }
 
 /// A command, and the record that it is to leave.
@@ -47,10 +50,10 @@ pub(super) fn run(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let inner = once.request.request();
     let keys = once.command.keys.iter().flat_map(|keys| keys.of(inner));
     let named = std::iter::once(request.at(1)).chain(keys);
-    let asked = Asked::keys(named, false)?.ok_or(text::SYNTAX)?;
+    let keys = CommandKeys::of(named, false)?.ok_or(text::SYNTAX)?;
     // The record as well: of two that come at the same time, one finds that of the other.
-    let asked = asked.and([once.name.row(), RecordCount::ROW.to_vec()]);
-    match evaluate(exec, &asked, |exec| once.execute(exec)) {
+    let keys = keys.and([once.name.row(), RecordCount::ROW.to_vec()]);
+    match evaluate(exec, &keys, |exec| once.execute(exec)) {
         Err(Failure::Aside(why)) => Ok(Flow::Aside(why)),
         outcome => outcome,
     }

@@ -8,7 +8,7 @@ use super::once;
 use super::row::Command;
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
-use crate::partitions::evaluate::{Asked, check, evaluate};
+use crate::partitions::evaluate::{CommandKeys, check, evaluate};
 
 /// Runs a request, or queues it between `MULTI` and `EXEC`.
 pub(super) fn run(exec: &mut Exec<'_>, command: &'static Command, request: Request<'_>) -> Outcome {
@@ -32,8 +32,8 @@ fn run_now(exec: &mut Exec<'_>, command: &'static Command, request: Request<'_>)
     if command.name == once::NAME {
         return once::run(exec, request);
     }
-    let asked = asked(command, request)?;
-    evaluate(exec, &asked, |exec| call(exec, command, request))
+    let keys = command_keys(command, request)?;
+    evaluate(exec, &keys, |exec| call(exec, command, request))
 }
 
 fn queue(exec: &mut Exec<'_>, command: &'static Command, request: Request<'_>) -> Outcome {
@@ -42,8 +42,8 @@ fn queue(exec: &mut Exec<'_>, command: &'static Command, request: Request<'_>) -
         return Err(format!("ERR {name} cannot be part of a transaction in a cluster").into());
     }
     if !command.keys.is_empty() {
-        let asked = asked(command, request)?;
-        if let Flow::Later(later) = check(exec, &asked)? {
+        let keys = command_keys(command, request)?;
+        if let Flow::Later(later) = check(exec, &keys)? {
             return Ok(Flow::Later(later));
         }
     }
@@ -55,8 +55,8 @@ fn is_over_all_keys(command: &Command) -> bool {
     command.is_everywhere && command.keys.is_empty() && !matches!(command.name, "select" | "swapdb")
 }
 
-fn asked(command: &Command, request: Request<'_>) -> Result<Asked, Failure> {
+fn command_keys(command: &Command, request: Request<'_>) -> Result<CommandKeys, Failure> {
     let keys = command.keys.iter().flat_map(|keys| keys.of(request));
     // The arguments of a command that names keys were counted, so that there is one.
-    Asked::keys(keys, command.is_read())?.ok_or(text::SYNTAX.into())
+    CommandKeys::of(keys, command.is_read())?.ok_or(text::SYNTAX.into())
 }

@@ -6,7 +6,7 @@ use collie_db::{Error as DbError, Family, Iter, Key, Value};
 use collie_protocol::Request;
 use collie_protocol::number::parse_cursor;
 
-use super::led;
+use super::cluster_keys;
 use super::names::{Names, search_aside, successor};
 use super::page::{Page, ScanOptions};
 use super::row::Command;
@@ -42,7 +42,7 @@ fn scan(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let cursor = parse_cursor(request.at(1)).ok_or("ERR invalid cursor")?;
     let options = ScanOptions::read(request)?;
     if exec.shared.partitions.is_some() {
-        return led::scan(exec, cursor, &options);
+        return cluster_keys::scan(exec, cursor, &options);
     }
     let db = exec.session.db;
     let after: Option<Vec<u8>> = exec
@@ -112,7 +112,7 @@ fn user_key(key: &[u8]) -> &[u8] {
 
 fn randomkey(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     if exec.shared.partitions.is_some() {
-        return led::randomkey(exec);
+        return cluster_keys::randomkey(exec);
     }
     if exec.transaction.is_some() {
         return random_in_transaction(exec);

@@ -58,10 +58,10 @@ impl Waiting {
         }
     }
 
-    fn judge<T>(self, asked: Result<T, Error>) -> Result<T, Failure> {
-        match asked {
+    fn check<T>(self, locked: Result<T, Error>) -> Result<T, Failure> {
+        match locked {
             Err(Error::LockTimeout { .. }) if self == Waiting::GoesAside => Err(Failure::Aside(Aside::Waits)),
-            asked => Ok(asked?),
+            locked => Ok(locked?),
         }
     }
 }
@@ -103,7 +103,7 @@ impl KeyLocks {
         key: &[u8],
         waiting: Waiting,
     ) -> Result<Held<'a>, Failure> {
-        let rows = waiting.judge(db.lock_rows(owner, [(family, key)], waiting.patience()))?;
+        let rows = waiting.check(db.lock_rows(owner, [(family, key)], waiting.patience()))?;
         Ok(Held {
             rows,
             everything: None,
@@ -134,7 +134,7 @@ impl KeyLocks {
         rows: impl Iterator<Item = (&'k Family, &'k [u8])>,
         waiting: Waiting,
     ) -> Result<Held<'a>, Failure> {
-        let rows = waiting.judge(db.lock_rows(owner, rows, waiting.patience()))?;
+        let rows = waiting.check(db.lock_rows(owner, rows, waiting.patience()))?;
         Ok(Held {
             rows,
             everything: None,

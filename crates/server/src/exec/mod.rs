@@ -452,7 +452,7 @@ impl<'a> Exec<'a> {
     pub(crate) fn find(&mut self, key: &[u8]) -> Result<Option<Found>, Failure> {
         value::data_key(&mut self.session.scratch.key, key);
         let stored = self.read_anew(None)?;
-        let found = self.judge(key, stored)?;
+        let found = self.found_if_live(key, stored)?;
         if self.transaction.is_some() || found.as_ref().is_none_or(|found| found.pieces().is_none()) {
             return Ok(found);
         }
@@ -469,7 +469,7 @@ impl<'a> Exec<'a> {
     ) -> Result<Option<Found>, Failure> {
         value::data_key(&mut self.session.scratch.key, key);
         let stored = self.read_anew(snapshot)?;
-        let mut found = self.judge(key, stored)?;
+        let mut found = self.found_if_live(key, stored)?;
         if let Some(found) = found.as_mut().filter(|found| found.pieces().is_some()) {
             let keyspace = &self.session.keyspace;
             found.at = snapshot.map(|snapshot| At {
@@ -480,7 +480,7 @@ impl<'a> Exec<'a> {
         Ok(found)
     }
 
-    fn judge(&mut self, key: &[u8], stored: Option<Value>) -> Result<Option<Found>, Failure> {
+    fn found_if_live(&mut self, key: &[u8], stored: Option<Value>) -> Result<Option<Found>, Failure> {
         let Some(stored) = stored else {
             self.weigh(LOOKUP)?;
             return Ok(None);

@@ -90,7 +90,7 @@ fn server(shared: &Shared, page: &mut MetricsPage) {
         (
             "collie_connections_unauthenticated_closed_total",
             "Connections closed since they did not give the password in time.",
-            &c.strangers_timed_out,
+            &c.unauthenticated_timed_out,
         ),
         (
             "collie_connections_evicted_total",

@@ -585,8 +585,8 @@ fn close_late(shared: &Shared) {
         if !allows(silent_s, read(&client.last_seen_ms), now_ms) {
             shared.counters.clients_timed_out.add(1);
             client.close();
-        } else if !allows(strange_s, read(&client.stranger_since_ms), now_ms) {
-            shared.counters.strangers_timed_out.add(1);
+        } else if !allows(strange_s, read(&client.unauthenticated_since_ms), now_ms) {
+            shared.counters.unauthenticated_timed_out.add(1);
             client.close();
         }
     }

@@ -22,7 +22,7 @@ const UNSENT_MAX: usize = 64 * 1024;
 const READ_SLICE: usize = 256 * 1024;
 
 /// How long a client may take to take the word that this was all.
-const SAY_END: Duration = Duration::from_secs(1);
+const CLOSE_NOTIFY_MAX: Duration = Duration::from_secs(1);
 
 /// After a closing connection has sent its last reply, further bytes of the client are read and
 /// dropped, so that the system does not reset the connection before the client has read the reply:
@@ -107,12 +107,12 @@ impl Stream {
     }
 
     /// Says to the client that this was all. A plain stream needs no words: its end is its socket's.
-    pub(crate) async fn say_end(&mut self) {
+    pub(crate) async fn send_close_notify(&mut self) {
         if let Stream::Tls(secured) = self {
             let Secured { socket, tls } = &mut **secured;
             tls.send_close_notify();
             // A client that does not take it sees the connection end without it.
-            let _ = tokio::time::timeout(SAY_END, send_all(socket, tls)).await;
+            let _ = tokio::time::timeout(CLOSE_NOTIFY_MAX, send_all(socket, tls)).await;
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::data::value::{self, EXPIRY};
 use crate::exec::PAUSED;
 use crate::partitions::Partitions;
 use crate::partitions::transaction::DATABASE;
-use crate::partitions::walk::led;
+use crate::partitions::walk::led_partitions;
 use crate::session::Shared;
 
 /// Slots that each sweep looks into although nothing says that a key is due: all in about half a
@@ -53,7 +53,7 @@ impl Sweeper {
     /// One sweep; `true` if more keys are due already.
     fn sweep(&mut self, shared: &Shared, partitions: &Partitions) -> bool {
         let now_ms = shared.now_ms();
-        let led = led(&*partitions.cluster);
+        let led = led_partitions(&*partitions.cluster);
         let part = self.next..=self.next.saturating_add(LOOKED_AT - 1);
         self.next = part.end().saturating_add(1) % SLOTS;
         let mut left = SWEPT_MAX;

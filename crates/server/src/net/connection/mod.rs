@@ -52,11 +52,11 @@ const TIME_SLICE_NS: u64 = 1_000_000;
 /// to it is closed.
 const ALWAYS_ALLOWED: usize = 256 * 1024;
 /// The least free space for a read from a client that has not authenticated, in bytes: a password fits.
-const STRANGER_READ_MIN: usize = 2 * 1024;
+const UNAUTHENTICATED_READ_MIN: usize = 2 * 1024;
 /// As `ALWAYS_ALLOWED`, for a connection that has not authenticated.
-const STRANGER_ALLOWED: usize = 4 * 1024;
+const UNAUTHENTICATED_ALLOWED: usize = 4 * 1024;
 /// Bytes that all of those together are charged for at most.
-const STRANGERS_BYTES_MAX: usize = 64 * 1024 * 1024;
+const UNAUTHENTICATED_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// One connection.
 pub(crate) struct Connection {
@@ -115,7 +115,7 @@ impl Connection {
         let shared = Arc::clone(&worker.shared);
         let keyspace = shared.store.keyspace(0)?;
         let session = Session::new(&shared, client, keyspace);
-        session.note_stranger(&shared);
+        session.note_authentication(&shared);
         Some(Connection {
             session,
             parser: RequestParser::new(shared.settings.limits()),
@@ -178,7 +178,7 @@ impl Connection {
         }
         self.charge(0);
         if self.outgoing == Outgoing::Whole {
-            self.stream.say_end().await;
+            self.stream.send_close_notify().await;
         }
         if lingers {
             self.input = Vec::new();
@@ -236,7 +236,7 @@ impl Connection {
     fn make_room(&mut self) {
         let read_min = match self.session.authenticated {
             true => READ_MIN,
-            false => STRANGER_READ_MIN,
+            false => UNAUTHENTICATED_READ_MIN,
         };
         if self.input.capacity() == 0 && self.session.authenticated {
             self.input = self.worker.take_buffer();
@@ -434,8 +434,8 @@ impl Connection {
         if self.charge.is_nothing() {
             return true;
         }
-        let is_stranger = !self.session.authenticated;
-        if is_stranger && shared.clients.strangers_bytes() > signed(STRANGERS_BYTES_MAX) {
+        let is_unauthenticated = !self.session.authenticated;
+        if is_unauthenticated && shared.clients.unauthenticated_bytes() > signed(UNAUTHENTICATED_BYTES_MAX) {
             self.evict("OOM requests of clients that have not authenticated take more than 64 MiB");
             return false;
         }
@@ -469,16 +469,16 @@ impl Connection {
     fn account(&mut self) {
         let allowed = match self.session.authenticated {
             true => ALWAYS_ALLOWED,
-            false => STRANGER_ALLOWED,
+            false => UNAUTHENTICATED_ALLOWED,
         };
         let taken = self.input.capacity() + self.reply.capacity() + self.multi_bytes();
         self.charge(taken.saturating_sub(allowed));
     }
 
     fn charge(&mut self, bytes: usize) {
-        let is_stranger = !self.session.authenticated;
+        let is_unauthenticated = !self.session.authenticated;
         let clients = &self.worker.shared.clients;
-        clients.charge(&mut self.charge, bytes, is_stranger);
+        clients.charge(&mut self.charge, bytes, is_unauthenticated);
     }
 
     /// Replaces all replies by one error.

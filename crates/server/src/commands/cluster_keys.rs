@@ -21,7 +21,7 @@ use crate::glob;
 use crate::partitions::Partitions;
 use crate::partitions::evaluate::ROW_WAIT;
 use crate::partitions::transaction::DATABASE;
-use crate::partitions::walk::{Led, LedKey, LedKeys, Reading, key_count, led};
+use crate::partitions::walk::{LedEntry, LedKey, LedKeys, Reading, key_count, led_partitions};
 
 /// The most keys that one commit of `FLUSHALL` removes, and the most bytes of their names.
 const FLUSHED_KEYS_MAX: usize = 1_000;
@@ -86,7 +86,7 @@ pub(super) fn keys(exec: &mut Exec<'_>, pattern: &[u8]) -> Outcome {
             return Ok(Flow::Close);
         }
         looked_at += 1;
-        let Led::Key(key) = led? else { continue };
+        let LedEntry::Key(key) = led? else { continue };
         let matches = pattern == b"*" || glob::matches(pattern, key.name(), false);
         if matches && !all.has_expired(&key)? {
             found.bulk(key.name());
@@ -123,14 +123,14 @@ pub(super) fn scan(exec: &mut Exec<'_>, cursor: u64, options: &ScanOptions<'_>) 
                 break true;
             }
             last = Some(match found? {
-                Led::Key(key) => {
+                LedEntry::Key(key) => {
                     exec.now_ms = all.now_ms();
                     if !page.take(exec, key.name(), &key.stored)? {
                         all.has_expired(&key)?;
                     }
                     (key.slot, key.row)
                 }
-                Led::Removed { slot, row, entries } => {
+                LedEntry::Removed { slot, row, entries } => {
                     page.pass(entries);
                     (slot, row)
                 }
@@ -175,8 +175,8 @@ pub(super) fn randomkey(exec: &mut Exec<'_>) -> Outcome {
         let (mut found, mut passed, mut expired) = (None, 0, 0);
         while let Some(led) = all.next() {
             let key = match led? {
-                Led::Key(key) => key,
-                Led::Removed { entries, .. } => {
+                LedEntry::Key(key) => key,
+                LedEntry::Removed { entries, .. } => {
                     removed += entries;
                     if removed >= PASSED_MAX {
                         search_aside(exec)?;
@@ -224,7 +224,7 @@ pub(super) fn flush(exec: &mut Exec<'_>) -> Outcome {
     let mut all = LedKeys::of(&*partitions.cluster, None);
     let mut ended = Settled::Holds;
     for key in all.by_ref() {
-        let Led::Key(key) = key? else { continue };
+        let LedEntry::Key(key) = key? else { continue };
         if flush.is_complete(&key) {
             ended = flush.submit(exec, partitions)?;
             if exec.session.client.is_closing() {
@@ -297,7 +297,7 @@ fn remove(
     let give_up = tokio::time::Instant::now() + BUSY_WAIT;
     loop {
         changes.borrow_and_update();
-        let led = led(cluster);
+        let led = led_partitions(cluster);
         let partition = led.iter().find(|partition| partition.slots().contains(&slot));
         // Not led here any more: its keys are left, and are those of another node.
         let Some(partition) = partition else {
@@ -401,7 +401,7 @@ pub(super) fn keys_in_slot(exec: &mut Exec<'_>, slot: u16, count: usize) -> Outc
 
 /// The partition of a slot, if this node has a replica of it, and whether that leads.
 fn in_slot(partitions: &Partitions, slot: u16) -> Option<(Reading, bool)> {
-    let led = led(&*partitions.cluster);
+    let led = led_partitions(&*partitions.cluster);
     let own = led
         .into_iter()
         .find(|partition| partition.slots().contains(&slot));

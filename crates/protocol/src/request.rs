@@ -49,7 +49,7 @@ enum Stage {
 pub struct RequestParser {
     limits: Limits,
     stage: Stage,
-    /// How far the request has been understood, from its start.
+    /// How far the request has been parsed, from its start.
     pos: usize,
     /// How far the current line has been searched for its end.
     searched: usize,

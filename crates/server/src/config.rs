@@ -98,7 +98,7 @@ pub struct ServerConfig {
     pub threads: usize,
     /// The level of durability of replies, for connections that do not choose their own.
     pub ack: Ack,
-    /// The password that clients give to `AUTH`; without one every client is let in.
+    /// The password that clients give to `AUTH`; without one no client has to authenticate.
     pub password: Option<String>,
     /// Whether it listens at `listen`. Without it there is only [`tls`](ServerConfig::tls).
     pub plain: bool,

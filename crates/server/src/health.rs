@@ -28,7 +28,7 @@ enum State {
     Failed(String),
 }
 
-/// Tracks whether writes are accepted; see the module's documentation.
+/// Tracks whether writes are accepted, by the results of the latest ones.
 #[derive(Debug)]
 pub(crate) struct WriteHealth {
     state: Mutex<State>,

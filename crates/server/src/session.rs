@@ -52,7 +52,7 @@ pub(crate) struct Shared {
     /// Whether it listens for plain connections; else `listen` is where it does for TLS.
     pub(crate) is_plain: bool,
     pub(crate) tls: Option<Tls>,
-    /// What the log says of connections that are closed for how they speak, or do not, TLS.
+    /// Limits the log messages about connections that are closed because of TLS.
     pub(crate) refusals: Refusals,
     /// Identifies this run of the server, as forty hexadecimal digits.
     pub(crate) run_id: String,
@@ -87,7 +87,7 @@ impl Shared {
     }
 }
 
-/// Which replies a client wants (`CLIENT REPLY`).
+/// Which replies a client gets (`CLIENT REPLY`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReplyMode {
     On,
@@ -208,7 +208,8 @@ impl Session {
         }
     }
 
-    /// Notes from when on the client owes a password, if it does. Where it begins, or has given one.
+    /// Notes since when the client has to authenticate, if it has to; called when the connection begins and
+    /// when the client has authenticated.
     pub(crate) fn note_authentication(&self, shared: &Shared) {
         let since_ms = match self.authenticated {
             true => 0,

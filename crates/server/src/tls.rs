@@ -1,4 +1,4 @@
-//! TLS of a server: its certificate, whom it asks for one, and what new connections use.
+//! TLS of a server: its certificate, whether clients need one, and the settings of new connections.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -60,7 +60,7 @@ impl AuthClients {
     }
 }
 
-/// Where a server's certificate is, and whom it asks for one. All files are PEM.
+/// The files of a server's certificate, and whether clients need one. All files are PEM.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TlsSettings {
     /// The server's certificate, followed by those between it and its CA, if there are any

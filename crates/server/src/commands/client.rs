@@ -1,4 +1,4 @@
-//! `CLIENT`.
+//! `CLIENT`: the connections of the server, and the settings of one.
 
 use std::net::SocketAddr;
 use std::str::FromStr;

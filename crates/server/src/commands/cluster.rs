@@ -1,4 +1,4 @@
-//! `CLUSTER`, and what clients of a cluster send about their connection.
+//! `CLUSTER`, and the commands `ASKING`, `READONLY` and `READWRITE` of clients of a cluster.
 
 use collie_protocol::Request;
 

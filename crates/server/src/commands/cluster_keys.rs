@@ -1,5 +1,5 @@
-//! The commands over all keys, in a cluster: over those that this node leads, as clients expect that
-//! ask every node. They read what is applied, and their replies wait until each partition that they
+//! The commands over all keys, in a cluster: over those that this node leads, since clients send such
+//! a command to every node. They read what is applied, and their replies wait until each partition that they
 //! read has confirmed that this node led it.
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! `COMMAND`.
+//! `COMMAND`: the command table, as clients read it.
 
 use collie_protocol::Request;
 

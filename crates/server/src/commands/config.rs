@@ -1,4 +1,4 @@
-//! `CONFIG`.
+//! `CONFIG`: parameters are read and changed.
 
 use collie_protocol::Request;
 

@@ -1,4 +1,4 @@
-//! The connection itself.
+//! Commands of a connection: `AUTH`, `HELLO`, `PING`, `SELECT`, `RESET` and others.
 
 use collie_protocol::{Request, Version};
 
@@ -207,7 +207,7 @@ fn greet(exec: &mut Exec<'_>) {
     reply.array(0);
 }
 
-/// The mode of the server, as clients know it.
+/// The mode of the server, as `HELLO` and `INFO` report it.
 pub(super) fn mode(shared: &Shared) -> &'static str {
     if shared.partitions.is_some() {
         "cluster"

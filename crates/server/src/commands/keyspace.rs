@@ -1,4 +1,4 @@
-//! Keys as such.
+//! Commands on keys whatever their values are: `DEL`, `EXISTS`, `KEYS`, `DBSIZE`, `FLUSHALL` and others.
 
 use std::sync::Arc;
 

@@ -15,10 +15,10 @@ use crate::failure::Failure;
 
 type Item = Result<(Key, Value), DbError>;
 
-/// Iterates over the keys; see the module's documentation.
+/// Iterates over the users' keys of a database, with the changes of the transaction merged in.
 pub(super) struct Names {
     stored: Iter,
-    /// The next stored key, where it was looked at.
+    /// The next stored key, if it was read already.
     next_stored: Option<Item>,
     changed: std::iter::Peekable<std::vec::IntoIter<(Vec<u8>, Option<Value>)>>,
 }

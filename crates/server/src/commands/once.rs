@@ -24,7 +24,7 @@ pub(super) const ROWS: &[Command] = &[Command::new(NAME, -5, refuse_alone)
     .keys(&[Keys::at(1, &["RW", "access", "update"])])];
 
 pub(super) const NAME: &str = "collie.once";
-/// Where the command is that is executed.
+/// The argument at which the command that is executed begins.
 const COMMAND: usize = 4;
 /// The longest name of a client.
 const CLIENT_MAX: usize = 256;
@@ -36,7 +36,7 @@ fn refuse_alone(_exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     )
 }
 
-/// A command, and the record that it is to leave.
+/// A command, and the name and checksum of its record.
 struct Once {
     name: RecordName,
     command: &'static Command,
@@ -140,7 +140,7 @@ impl Once {
         Ok(Flow::Next)
     }
 
-    /// Answers what was answered.
+    /// Replies as recorded.
     fn repeat(&self, exec: &mut Exec<'_>, stored: &[u8]) -> Outcome {
         let record = Record::decode(stored)?;
         if record.check != self.check {

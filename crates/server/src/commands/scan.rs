@@ -80,7 +80,7 @@ fn fill(exec: &mut Exec<'_>, page: &mut Page<'_>, after: Option<&[u8]>) -> Resul
     let mut expired = Vec::new();
     let more = loop {
         if page.is_full() && last.is_some() {
-            // Whether more follow shows the next call, where finding that out could take long.
+            // Where finding out whether more follow could take long, the next call does.
             break page.has_passed_most() || iter.next().is_some();
         }
         let passed = iter.passed();

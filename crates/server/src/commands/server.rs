@@ -1,4 +1,4 @@
-//! Commands for the whole server.
+//! Commands on the whole server: shutdown, its role, the wait for replicas.
 
 use collie_protocol::Request;
 

@@ -1,4 +1,4 @@
-//! `SLOWLOG`.
+//! `SLOWLOG`: the commands that took long.
 
 use collie_protocol::Request;
 use collie_protocol::number::parse_i64;

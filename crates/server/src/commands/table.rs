@@ -169,7 +169,7 @@ const _: () = {
     }
 };
 
-/// Commands for scripts in Redis. Clients send them unasked, as for locks.
+/// Redis' commands for scripts. Some client libraries send them by themselves, as for locks.
 const SCRIPTS: [&[u8]; 7] = [
     b"EVAL",
     b"EVALSHA",

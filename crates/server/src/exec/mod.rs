@@ -38,7 +38,7 @@ pub(crate) struct Exec<'a> {
     pub(crate) now_ms: u64,
     /// Whether it runs on a thread that may block.
     pub(crate) may_block: bool,
-    /// Whether it may ask to run [later](Flow::Later): not once it has waited for long enough.
+    /// Whether it may return [`Flow::Later`]: not once it has waited for long enough.
     pub(crate) may_wait: bool,
     /// The bytes that it has worked on so far.
     pub(crate) weight: usize,
@@ -68,7 +68,7 @@ pub(crate) enum Flow {
 #[derive(Debug)]
 pub(crate) enum Later {
     /// For a thread that may block: so many commands wait on those that it would keep one from a
-    /// command that need not wait. It asks again after a moment.
+    /// command that need not wait. It is tried again after a moment.
     Thread,
     /// In a cluster, for the commands before it of the same connection: it reads only what is applied.
     Settled,
@@ -498,7 +498,7 @@ impl<'a> Exec<'a> {
         }))
     }
 
-    /// Whether a key has expired by the time of the command. A partition learns that it has.
+    /// Whether a key has expired by the time of the command. If so, that is recorded in its partition.
     fn has_expired(&mut self, header: &Header) -> bool {
         let expired = header.expiry_ms.filter(|_| header.is_expired(self.now_ms));
         if let (Some(expiry_ms), Some(Transaction::Partition(transaction))) = (expired, &mut self.transaction)

@@ -203,7 +203,7 @@ fn commands(shared: &Shared, page: &mut MetricsPage) {
     }
 }
 
-/// What the cluster says of this node.
+/// The metrics of this node of a cluster.
 fn cluster(shared: &Shared, page: &mut MetricsPage) {
     let Some(partitions) = &shared.partitions else {
         return;

@@ -41,13 +41,13 @@ const LATE_CHECK: Duration = Duration::from_secs(1);
 /// How long no connection is accepted after the system refused to create one, as it does when there
 /// are no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Commands that wait on threads that may block; others ask again. The rest of [`BLOCKING`] is for
+/// Commands that wait on threads that may block; others are tried again later. The rest of [`BLOCKING`] is for
 /// commands that need not wait.
 const WAITERS: usize = BLOCKING / 2;
 /// Searches through all keys that run at a time; others wait.
 const SEARCHES: usize = 2;
-/// A node of a cluster that has handed over what it led tells its clients where to go for so long, or
-/// until it has none.
+/// How long a node of a cluster that has handed over what it led redirects its clients, unless they all
+/// leave before.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_CHECK: Duration = Duration::from_millis(20);
 
@@ -363,8 +363,8 @@ pub async fn termination() {
     }
 }
 
-/// Ignores SIGHUP from now on, until the process ends: closing a terminal does not end the server. Who
-/// wants to [reload](LiveSettings::reload) settings by it listens for it besides.
+/// Ignores SIGHUP from now on, until the process ends: closing a terminal does not end the server. A
+/// program that [reloads](LiveSettings::reload) settings by it installs a handler of its own.
 ///
 /// # Errors
 /// The system does not let the process catch the signal.

@@ -1,7 +1,7 @@
 //! The stream of a connection: plain, or over TLS.
 //!
-//! Both are used as a socket is that does not block: one waits until it is readable or writable, and
-//! tries. Over TLS a read may find bytes though the socket has none, as they were decrypted with
+//! Both are used like a non-blocking socket: the caller waits until it is readable or writable, and
+//! then tries. Over TLS a read may find bytes though the socket has none, as they were decrypted with
 //! those before them; and bytes that a write has taken may still be in rustls' buffer, so that a
 //! reply is sent only once [`is_sent`](Stream::is_sent) says so.
 
@@ -21,7 +21,7 @@ const UNSENT_MAX: usize = 64 * 1024;
 /// The most that one read decrypts, in bytes: a fraction of a millisecond.
 const READ_SLICE: usize = 256 * 1024;
 
-/// How long a client may take to take the word that this was all.
+/// How long a client may take to receive the close_notify alert of TLS.
 const CLOSE_NOTIFY_MAX: Duration = Duration::from_secs(1);
 
 /// After a closing connection has sent its last reply, further bytes of the client are read and
@@ -106,7 +106,7 @@ impl Stream {
         }
     }
 
-    /// Says to the client that this was all. A plain stream needs no words: its end is its socket's.
+    /// Sends TLS' close_notify alert; a plain stream ends with its socket.
     pub(crate) async fn send_close_notify(&mut self) {
         if let Stream::Tls(secured) = self {
             let Secured { socket, tls } = &mut **secured;
@@ -150,7 +150,7 @@ impl Secured {
         while read < room {
             let mut reader = self.tls.reader();
             match reader.fill_buf() {
-                // The client has said that this was all.
+                // The client has sent close_notify.
                 Ok([]) => break,
                 Ok(found) => {
                     let taken = found.len().min(room - read);
@@ -160,8 +160,8 @@ impl Secured {
                     continue;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // It has ended without a word. Requests say their lengths, so this end passes for no
-                // other than it is.
+                // It has ended without close_notify. Requests contain their lengths, so a truncated one
+                // is not taken for a complete one.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
                 Err(error) => return Err(error),
             }
@@ -216,7 +216,7 @@ pub(crate) enum Failed {
     NotTls,
     /// The client has ended the connection.
     Gone,
-    /// As rustls says. The client was sent the reason.
+    /// With the error of rustls. The client was sent the reason.
     Tls(Error),
     Socket(io::Error),
 }

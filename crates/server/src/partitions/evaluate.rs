@@ -231,7 +231,7 @@ fn reads_alone(exec: &Exec<'_>, keys: &CommandKeys, partition: &dyn Partition) -
     is_alone.then(|| partition.leadership())?
 }
 
-/// Whether the client has asked for reads of replicas (`READONLY`), and this is one.
+/// Whether the client allows reads from replicas (`READONLY`), and this node has one.
 fn is_replica_enough(exec: &Exec<'_>, cluster: &dyn Cluster, keys: &CommandKeys) -> bool {
     keys.only_reads && exec.session.reads_replicas && cluster.replica(keys.slot).is_some()
 }

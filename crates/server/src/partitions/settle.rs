@@ -1,4 +1,4 @@
-//! Waiting until replies hold.
+//! The wait of a connection until its replies hold: until the cluster has decided on their commands.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -83,7 +83,7 @@ impl Unsettled {
     }
 }
 
-/// What holds of a reply that waits for both.
+/// The outcome of a reply that waits for both.
 fn worse(one: Settled, other: Settled) -> Settled {
     match (one, other) {
         (Settled::Unknown, _) | (_, Settled::Unknown) => Settled::Unknown,

@@ -58,7 +58,7 @@ impl Sweeper {
         self.next = part.end().saturating_add(1) % SLOTS;
         let mut left = SWEPT_MAX;
         for partition in &led {
-            // Another node may have written what this one does not know of.
+            // Another node may have written keys for which there are no hints here.
             let is_new = !self.groups.contains(&partition.group());
             for slot in partition.slots() {
                 if !(is_new || part.contains(&slot) || partitions.due.is_due(slot, now_ms)) {
@@ -115,8 +115,8 @@ fn sweep_slot(
     }
 }
 
-/// The rows behind one, of this slot and the next ones. The sweeper's thread serves nobody, so it passes
-/// over those that were removed.
+/// The rows behind one, of this slot and the next ones, without those that were removed: the sweeper's
+/// thread serves no connections and may take its time.
 fn rows_behind(
     partition: &Arc<dyn Partition>,
     slot: u16,

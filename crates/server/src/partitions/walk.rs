@@ -24,7 +24,7 @@ impl LedKey {
     }
 }
 
-/// What a walk over the keys comes to.
+/// A step of the iteration over the keys.
 #[derive(Debug)]
 pub(crate) enum LedEntry {
     Key(LedKey),
@@ -66,7 +66,7 @@ impl Reading {
         Ok(expired.is_some())
     }
 
-    /// Says whether what was read held.
+    /// Resolves to whether what was read held.
     pub(crate) fn confirm(&self) -> Settling {
         match self.leadership {
             Some(leadership) => self.partition.confirm(leadership, self.expired_ms),

@@ -391,7 +391,8 @@ impl Connection {
         }
         if self.session.unsettled.has_current() {
             if self.reply.len() == start {
-                // The client wants no reply, but the connection is closed if this is not known to hold.
+                // The client has turned off the reply, but the connection is closed if the command may
+                // not hold.
                 self.marks.push(Mark { start, end: 0 });
             }
             self.session

@@ -1,4 +1,4 @@
-//! What can go wrong, each with where, what was expected and what was found.
+//! The errors of the page map and of the mount: where, what was expected and what was found.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub enum FrontError {
         /// What is.
         found: String,
     },
-    /// The directory was made with other settings, or its files are not those that the map knows.
+    /// The directory was made with other settings, or its files are not those of the map.
     #[error("{}: {problem}", path.display())]
     Mismatch {
         /// The directory.

@@ -8,8 +8,8 @@
 //! volume. Displaced pages are *drained* home again in the background, and a drained directory is a
 //! plain one.
 //!
-//! [`Mount`] is a FUSE file system over a volume, as a PostgreSQL server sees it; the volume below
-//! knows no mounts and no requests. The repository's `docs/design/formats/front.md` draws the formats.
+//! [`Mount`] is a FUSE file system over a volume, as a PostgreSQL server sees it; the volume below does
+//! not depend on it. The repository's `docs/design/formats/front.md` draws the formats.
 //!
 //! ```
 //! use collie_front::{Scope, Volume, VolumeOptions};

@@ -14,7 +14,7 @@ use crate::FrontError;
 use crate::disk::record::{ENTRY, FIXED, FileId, Record};
 use crate::disk::shadow::Shadow;
 
-/// What the log calls the map when it says who needs it.
+/// The name of the log's holder that keeps records which the map lacks.
 const HOLDER: &str = "map";
 
 /// Threads that append at one instant; more take turns. The log has room for a few others.
@@ -183,7 +183,7 @@ impl Shared {
         }
     }
 
-    /// Lets go of the log before `lsn`.
+    /// Releases the log before `lsn`.
     pub(crate) fn retain(&self, lsn: Lsn) {
         if let Some(log) = &*self.log.read() {
             log.retain(HOLDER, lsn);
@@ -223,8 +223,8 @@ impl Shared {
         self.sync_opened(&self.open_names(dir)?)
     }
 
-    /// Makes the names of a directory and of those above it durable, once: who made one may have died
-    /// before it did. Who makes or renames one from here on does it himself.
+    /// Makes the names of a directory and of those above it durable, once: the process that made one may
+    /// have died before it did. A call that makes or renames one from here on does it itself.
     pub(crate) fn sync_above(&self, dir: &Path) -> Result<(), FrontError> {
         let mut lasting = self.lasting.lock();
         for dir in dir.ancestors().take_while(|dir| dir.starts_with(&self.root)) {

@@ -1,5 +1,5 @@
 //! The map: which files are mapped, and where their displaced pages are, as of a place in the log.
-//! Written whole, under another name, synced and renamed. Drawn in `docs/design/formats/front.md`.
+//! DirtyRanges whole, under another name, synced and renamed. Drawn in `docs/design/formats/front.md`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -259,7 +259,7 @@ impl Map {
     /// Replaces the map in `dir`; durable when it returns.
     pub(crate) fn write(&self, device: &dyn Device, dir: &Path) -> Result<(), FrontError> {
         let (path, temporary) = (dir.join(NAME), dir.join(TEMPORARY));
-        // What an earlier attempt left is of no use to anyone.
+        // What an earlier attempt has left is not used.
         match device.remove_file(&temporary) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}

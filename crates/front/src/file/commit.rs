@@ -251,7 +251,7 @@ impl PageFile {
         }
     }
 
-    /// The record by which the log knows a file.
+    /// The record that maps a file.
     pub(super) fn write_first_record(
         &self,
         committer: &mut Committer,

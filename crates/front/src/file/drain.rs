@@ -86,9 +86,9 @@ impl PageFile {
         self.write_place(page, Place::Home, 0, bytes.get(..len).unwrap_or_default())
     }
 
-    /// Brings all pages home, so that the log knows nothing of the file: before a name of it
-    /// changes. Most of it beside its writers, who may write as fast as it is drained; what they
-    /// wrote by then while they wait, so that it ends.
+    /// Brings all pages home, so that the log has nothing of the file: before a name of it changes. Most
+    /// of them beside its writers, which may write as fast as it is drained; what they wrote by then while
+    /// they wait, so that it ends.
     pub(crate) fn unmap(&self, committer: &mut Committer) -> Result<(), FrontError> {
         if committer.mapping == Mapping::Plain {
             return Ok(());
@@ -105,8 +105,8 @@ impl PageFile {
         Ok(())
     }
 
-    /// Of a file that no crash brings back, and the log does not know: from here on it is written in
-    /// place, so that it needs no slots, however long it is open.
+    /// For a file that no crash brings back, and of which the log has nothing: from here on it is written
+    /// in place, so that it needs no slots, however long it is open.
     pub(crate) fn give_up_slots(&self, committer: &Committer) -> Result<(), FrontError> {
         let is_gone = self.is_unlinked() && committer.mapping == Mapping::Plain;
         let _writing = self.writing.lock();

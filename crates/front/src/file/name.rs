@@ -17,7 +17,7 @@ pub(crate) enum Name {
     Unlinked(PathBuf),
 }
 
-/// What the log knows of a file.
+/// What the log's records say of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mapping {
     /// Nothing: the file at home is all of it, and behind its committed end are zeros at most.

@@ -29,7 +29,7 @@ pub(super) struct Cluster<'a> {
     pub(super) device: &'a dyn Device,
     /// A path that leads below the mount.
     pub(super) root: &'a Path,
-    /// The path that its user knows.
+    /// The path of the mount, as its user gave it.
     pub(super) shown: &'a Path,
 }
 

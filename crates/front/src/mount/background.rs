@@ -137,7 +137,7 @@ fn turn(tree: &Tree, _: &Signal) -> Result<(), FrontError> {
         volume.drain_some(wanted)?;
     }
     volume.settle_grown(is_idle)?;
-    // A cluster that was made on the mount; the map tells it from others from here on.
+    // A cluster that was made on the mount: the map has its identity from here on.
     let is_named = volume.identify(marker::identity(&*tree.device, &tree.root));
     if is_named || volume.status().log_bytes >= LOG_BYTES {
         volume.checkpoint()?;

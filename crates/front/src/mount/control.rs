@@ -1,4 +1,4 @@
-//! The directory `.collie` of the mount: not listed, and made up. Its files tell the state of the
+//! The directory `.collie` of the mount: virtual, and not listed. Its files show the state of the
 //! daemon and take commands, in every mount namespace that sees the mount, and without a socket
 //! that could outlive the daemon.
 
@@ -54,7 +54,7 @@ struct Syncs {
 }
 
 impl Control {
-    /// A sync took so long, from the request to the answer.
+    /// Records how long a sync took, from the request to the reply.
     pub(super) fn synced(&self, took: Duration) {
         let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let mut syncs = self.syncs.lock();
@@ -196,7 +196,7 @@ pub(super) fn names() -> impl Iterator<Item = (&'static str, NodeId)> {
     FILES.iter().map(|(name, id, _)| (*name, *id))
 }
 
-/// A number that is told: its name, what it is, and the number.
+/// A figure of the status: its name, what it is, and its value.
 type Figure = (&'static str, &'static str, u64);
 
 fn figures(status: &VolumeStatus, page_bytes: u32, syncs: Syncs) -> [Figure; 12] {

@@ -1,4 +1,4 @@
-//! The name of `PG_VERSION` below a mount, which tells PostgreSQL whether it may start there, and a
+//! The name of `PG_VERSION` below a mount, by which PostgreSQL decides whether it starts there, and a
 //! later mount whether pages are in `.collie`.
 //!
 //! Each step is durable before the next one: a map, the marker is hidden, pages are displaced; no
@@ -259,7 +259,7 @@ mod tests {
         cluster(device).leave(volume, Afterwards::Plain).unwrap()
     }
 
-    /// Writes these versions of a page, each synced; the last one that is `acknowledged` is told.
+    /// Writes these versions of a page, each synced, and sets `acknowledged` to the last one.
     fn write(volume: &Volume, versions: std::ops::Range<u8>, acknowledged: &AtomicU64) {
         let path = Path::new(FILE);
         let file = volume.file(path).or_else(|_| volume.create(path)).unwrap();

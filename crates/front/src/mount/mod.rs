@@ -103,7 +103,7 @@ impl Default for MountOptions {
 }
 
 /// A directory that is mounted over itself. Serves until it is unmounted, by [`Mount::unmount`] or
-/// by anyone else.
+/// by another program.
 pub struct Mount {
     dir: PathBuf,
     tree: Arc<Tree>,
@@ -183,7 +183,7 @@ impl Mount {
         let (background, session) = match served {
             Ok(served) => served,
             Err(error) => {
-                // Why it is not mounted is the error to tell.
+                // Why it is not mounted is the error to return.
                 let _ = finish(tree, &dir, before);
                 return Err(error);
             }
@@ -322,7 +322,7 @@ pub fn check_mount(dir: &Path, options: &MountOptions) -> Result<u64, MountError
     cluster.room_for(page_bytes(&cluster, options)?, options.shadow_bytes)
 }
 
-/// What can be told of a directory before anything in it is touched.
+/// The checks that are possible before anything in the directory is changed.
 fn check(cluster: &Cluster<'_>, options: &MountOptions) -> Result<(), MountError> {
     check_fuse(cluster.device)?;
     cluster.check_unmounted()?;

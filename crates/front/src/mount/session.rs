@@ -24,16 +24,16 @@ use crate::volume::Existing;
 const WRITE_MAX: u32 = 1 << 20;
 /// Requests of the kernel's own, such as reading ahead, that it lets wait here.
 const BACKGROUND: u16 = 64;
-/// Everything changes through the kernel only, so it may keep what it knows.
+/// Everything changes through the kernel only, so it may cache replies.
 const KEPT: Duration = Duration::from_secs(3600);
-/// What is made up changes by itself.
+/// The files of `.collie` change by themselves.
 const NOT_KEPT: Duration = Duration::ZERO;
 const NAME_MAX: u32 = 255;
 
 /// Answers the kernel. What may wait for the device is done on other threads.
 pub(super) struct Session {
     pub(super) tree: Arc<Tree>,
-    /// Told when the kernel sends nothing more.
+    /// Sent to when the kernel sends nothing more.
     pub(super) ended: Sender<()>,
 }
 
@@ -156,7 +156,7 @@ impl Filesystem for Session {
     }
 
     fn destroy(&mut self) {
-        // Where it is not waited for there is nothing to tell.
+        // Fails where nothing waits for it any more.
         let _ = self.ended.send(());
     }
 

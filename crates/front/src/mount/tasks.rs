@@ -1,4 +1,4 @@
-//! Whom a request is for, by the title that PostgreSQL gives its processes.
+//! The task that a request belongs to, by the title that PostgreSQL gives its processes.
 
 use std::path::Path;
 

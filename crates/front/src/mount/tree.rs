@@ -64,8 +64,8 @@ pub(super) struct Found {
     pub(super) stat: Stat,
 }
 
-/// The system's number of an error. What is more than a refusal is reported, since the process that
-/// asked learns a number alone.
+/// The system's number of an error. What is more than a refusal is logged, since the process that made
+/// the request gets a number alone.
 pub(super) fn errno(error: &FrontError) -> Errno {
     if error.is_full() {
         tracing::warn!("no room: {error}");
@@ -144,7 +144,7 @@ impl Tree {
 
     fn lstat(&self, path: &Path) -> Answer<Stat> {
         let stat = system(self.device.lstat(&self.full(path)))?;
-        // What is not written in place knows itself how long it is.
+        // The length of a file that is not written in place is that of its pages.
         match self.volume.open_file(&stat) {
             Some(file) => front(self.volume.stat(&file)),
             None => Ok(stat),
@@ -158,15 +158,15 @@ impl Tree {
         Ok(self.found(parent, name, stat))
     }
 
-    /// Tells the kernel of a file.
+    /// A file to be returned to the kernel.
     fn found(&self, parent: NodeId, name: &OsStr, stat: Stat) -> Found {
-        let (id, generation) = self.nodes.lock().told(parent, name, &stat);
+        let (id, generation) = self.nodes.lock().looked_up(parent, name, &stat);
         Found { id, generation, stat }
     }
 
-    /// Tells the kernel of a file that was just made.
+    /// A file that was just made, to be returned to the kernel.
     fn found_new(&self, parent: NodeId, name: &OsStr, stat: Stat) -> Found {
-        let (id, generation) = self.nodes.lock().told_new(parent, name, &stat);
+        let (id, generation) = self.nodes.lock().created(parent, name, &stat);
         Found { id, generation, stat }
     }
 
@@ -224,7 +224,7 @@ impl Tree {
         self.plain(&path, writes).map(Content::Plain)
     }
 
-    /// Whom a file is opened for. Not while something is locked: it looks at the process.
+    /// The process that opens a file. Not to be called with a lock held: it reads from `/proc`.
     fn opener(&self, pid: u32) -> Opener {
         Opener::of(&*self.device, pid)
     }
@@ -280,7 +280,7 @@ impl Tree {
         let made = self.finish(&path, new, 0o600);
         let found = made.and_then(|()| self.lstat(&path));
         let stat = found.inspect_err(|_| {
-            // Nobody was told of it yet.
+            // It was not returned to the kernel yet.
             let _ = self.volume.unlink(&path);
         })?;
         let found = self.found_new(parent, name, stat);
@@ -341,7 +341,7 @@ impl Tree {
             self.lstat(&path)
         };
         let stat = finish().inspect_err(|_| {
-            // The kernel does not know it yet. What cannot be removed is as after a crash in between.
+            // It was not returned to the kernel yet. If it cannot be removed, that is as after a crash here.
             let _ = match self.device.lstat(&full) {
                 Ok(made) if made.is_dir() => self.device.remove_dir(&full),
                 _ => self.device.remove_file(&full),

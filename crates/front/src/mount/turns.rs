@@ -1,4 +1,4 @@
-//! Which read is next: those of one task before those of the next.
+//! The schedule of reads: those of one task before those of the next.
 //!
 //! Several scans that share a device evenly all end late. One after the other, each but the last ends
 //! earlier, and the last no later. A task is a query: a server process with its parallel workers.

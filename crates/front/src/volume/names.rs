@@ -1,6 +1,6 @@
-//! Names: opening, creating, removing, renaming and linking files.
+//! Names: opening, creating, finding, removing, renaming and linking files.
 //!
-//! Records hold paths. So the log knows nothing of a file whose name changes, nor of one that had
+//! Records hold paths. So the log has nothing of a file whose name changes, nor of one that had
 //! the name which another is given: the first is drained, the second forgotten.
 
 use std::ffi::OsStr;
@@ -93,7 +93,7 @@ impl Volume {
         }
         let home = self.shared.device.open_for_user(&full, OpenMode::ReadWrite);
         let home = home.map_err(FrontError::io("open", &full))?;
-        // Once more: who had it open until now may have written to it since.
+        // Once more: what had it open until now may have written to it since.
         let stat = home.stat().map_err(FrontError::io("stat", &full))?;
         let file = self.opened(path, home, &stat, false);
         files.open.insert((stat.dev, stat.ino), Arc::clone(&file));
@@ -102,7 +102,7 @@ impl Volume {
 
     fn opened(&self, path: &Path, home: Arc<dyn File>, stat: &Stat, is_new: bool) -> Arc<PageFile> {
         let shared = Arc::clone(&self.shared);
-        // Who made it before may not have synced its directory.
+        // The process that made it may not have synced its directory.
         let name = Name::new(path);
         let file = PageFile::open(shared, home, Mapping::Plain, name, stat.len, [], is_new);
         Arc::new(file)
@@ -294,7 +294,7 @@ impl Volume {
         self.shared.check()?;
         self.forget(to)?;
         let file = self.open_file(&self.look(from)?);
-        // Who removes another of its names counts them.
+        // A removal of another of its names counts them.
         let committer = file.as_ref().map(|file| file.committer());
         if let (Some(file), Some(committer)) = (&file, &committer) {
             file.keep_name(committer)?;
@@ -359,7 +359,7 @@ impl Volume {
         let committer = file.committer();
         let settled = self.shared.sync_removal(file.name().path()).map(|()| {
             file.give_up_slots(&committer).inspect_err(|error| {
-                // Its user is told when it writes.
+                // Its user gets an error when it writes.
                 tracing::warn!(%error, "a removed file that is open keeps its slots");
             })
         });

@@ -29,9 +29,9 @@ impl Volume {
         Ok(())
     }
 
-    /// Commits files of which the log knows no more than where they ended before they grew, and that
-    /// nobody has written to since this was called last: those that nobody has open, or all. They are
-    /// plain files then. Takes turns with what users wait for.
+    /// Commits files of which the log has nothing but where they ended before they grew, and that were not
+    /// written to since the last call: those that no user has open, or all. They are plain files then.
+    /// Takes turns with what users wait for.
     ///
     /// # Errors
     /// As [`Volume::sync`], of the first file that fails.

@@ -1,4 +1,4 @@
-//! `collie cluster status`: what the nodes say of themselves and of each other.
+//! `collie cluster status`: the views of all nodes, and what follows from them.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -11,12 +11,12 @@ use collie_cli::output::{self, Results, grouped};
 use collie_io::{Clock, RealClock};
 
 use super::access::Access;
-use super::local::Local;
+use super::local::LocalCluster;
 use super::verdict::{Health, NOT_ASKED, Verdict};
 use super::view::{View, ask, words};
 use crate::args::StatusArgs;
 
-/// While leaders change, clients wait as long before they are told that there is none.
+/// While leaders change, clients wait as long before they get an error.
 const LEADERS_WITHIN: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -37,10 +37,10 @@ pub(super) fn status(args: &StatusArgs) -> anyhow::Result<Outcome> {
 fn look(args: &StatusArgs) -> anyhow::Result<Verdict> {
     let access = Access::of(&args.access)?;
     let seeds = match &args.node[..] {
-        [] => Local::get(&args.dir)?
-            .places()
+        [] => LocalCluster::get(&args.dir)?
+            .nodes()
             .iter()
-            .map(|place| place.address)
+            .map(|node| node.address)
             .collect(),
         nodes => nodes.to_vec(),
     };

@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 pub(super) struct Info(BTreeMap<String, String>);
 
 impl Info {
-    /// What is wrong with the node, by its own word.
+    /// The problems that the node reports of itself.
     pub(super) fn problems(&self) -> Vec<String> {
         let problem = |number: usize| self.0.get(&format!("collie_problem_{number}")).cloned();
         (1..).map_while(problem).collect()
@@ -29,7 +29,7 @@ impl Info {
     }
 }
 
-/// What a node says of the cluster.
+/// Requests `CLUSTER INFO`.
 pub(super) fn info(client: &mut Client) -> io::Result<Info> {
     let lines = text(client, &[b"CLUSTER", b"INFO"])?;
     let pairs = lines.lines().filter_map(|line| line.split_once(':'));
@@ -40,7 +40,7 @@ pub(super) fn info(client: &mut Client) -> io::Result<Info> {
     ))
 }
 
-/// The nodes, as one of them sees them.
+/// Requests `CLUSTER NODES`: the nodes, as one of them sees them.
 pub(super) fn lines(client: &mut Client) -> io::Result<Vec<Line>> {
     let nodes = text(client, &[b"CLUSTER", b"NODES"])?;
     Ok(nodes.lines().filter_map(line).collect())
@@ -65,7 +65,7 @@ pub(super) struct Line {
     pub(super) ranges: Vec<String>,
 }
 
-/// What a node says.
+/// What a node answered.
 #[derive(Debug)]
 pub(super) struct View {
     /// The nodes.

@@ -1,8 +1,8 @@
 //! `collie mount | umount | drain | front`.
 
 mod ask;
-mod patience;
 mod serving;
+mod timeout;
 mod users;
 
 use std::io::ErrorKind;
@@ -30,7 +30,7 @@ const SOME_TIME: Duration = Duration::from_secs(5);
 
 pub(crate) fn mount(args: &MountArgs) -> anyhow::Result<Outcome> {
     ignore_hangup().context("SIGHUP cannot be ignored")?;
-    // What is created has the mode that the process asks for.
+    // What is created has the mode that the process of the server requests.
     rustix::process::umask(rustix::fs::Mode::empty());
     raise_open_files();
     let mut options = MountOptions::default();
@@ -171,7 +171,7 @@ fn ask<T: Send + 'static>(
             dir.display()
         ));
     };
-    patience::patiently(SOME_TIME, say, work)?
+    timeout::with_notice(SOME_TIME, say, work)?
 }
 
 /// Does `work` with the daemon of a directory, which is done at once.
@@ -187,7 +187,7 @@ fn ask_at_once<T: Send + 'static>(
             LONG.as_secs()
         )
     };
-    patience::within(LONG, why, work)?
+    timeout::within(LONG, why, work)?
 }
 
 pub(crate) fn umount(args: &UmountArgs) -> anyhow::Result<Outcome> {
@@ -317,7 +317,7 @@ pub(crate) fn run(command: &FrontCommand) -> anyhow::Result<Outcome> {
     }
 }
 
-/// What a daemon has to tell.
+/// The state of a daemon, for people.
 struct Answer {
     status: Status,
     /// In the words that were asked for.

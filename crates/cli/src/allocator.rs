@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_keeps_its_bytes_while_it_grows_and_shrinks_past_the_bound() {
+    fn a_block_keeps_its_bytes_as_it_grows_and_shrinks() {
         // Bytes that differ by place, a few of each page.
         let mark = |bytes: &mut Vec<u8>, from: usize| {
             (from..bytes.len())

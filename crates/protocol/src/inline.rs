@@ -124,7 +124,9 @@ mod tests {
         let (mut text, mut places) = (Vec::new(), Vec::new());
         split(line.as_bytes(), &mut text, |place| places.push(place)).ok()?;
         let arguments = places.into_iter().map(|place| text[place].to_vec());
-        arguments.map(|argument| String::from_utf8(argument).ok()).collect()
+        arguments
+            .map(|argument| String::from_utf8(argument).ok())
+            .collect()
     }
 
     #[test]

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_refusal_sets_the_state_and_the_next_write_that_adds_resets_it() {
+    fn a_refusal_sets_the_state_until_a_write_adds_something() {
         let health = WriteHealth::default();
         assert_eq!(health.refusal(None), None);
         assert!(health.note(Effect::Adds, full()).is_err());

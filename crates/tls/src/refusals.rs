@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_of_refusals_is_counted_and_the_next_period_says_how_many_there_were() {
+    fn a_flood_of_refusals_is_counted_in_the_next_period() {
         let (refusals, begun) = (Refusals::default(), Duration::from_secs(5));
         for _ in 0..MOST {
             assert_eq!(refusals.next(begun), Some(0));

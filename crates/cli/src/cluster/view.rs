@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_cluster_nodes_says_who_is_where_and_whether_it_answers() {
+    fn a_line_of_cluster_nodes_is_parsed() {
         let found =
             line("07c3 127.0.0.1:7002@17002 master,fail - 0 0 7 connected 0-9 11 16000-16383").unwrap();
         let expected = Line {

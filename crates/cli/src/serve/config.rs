@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mutated_configuration_is_taken_as_it_is_shown_or_refused_with_the_place() {
+    fn a_mutated_configuration_is_taken_as_shown_or_refused() {
         let mut corpus = collie_sim::fuzz::corpus("configurations");
         corpus.push(uncommented().into_bytes());
         collie_sim::fuzz::mutations("configurations", &corpus, 4_000, |_, bytes| {

@@ -136,7 +136,7 @@ fn a_whole_log_verifies_and_is_not_repaired() {
 }
 
 #[test]
-fn damage_is_reported_with_its_position_and_repair_truncates_there_and_keeps_the_rest() {
+fn damage_is_reported_with_its_position_and_repair_truncates_it() {
     let dir = tempfile::tempdir().unwrap();
     let spans = make(dir.path());
     let segment = damage(dir.path(), 40);
@@ -192,7 +192,7 @@ fn a_log_in_use_is_refused_with_its_holder() {
 }
 
 #[test]
-fn the_log_of_a_store_is_found_and_other_directories_are_left_alone() {
+fn the_log_of_a_store_is_found_and_other_directories_are_not() {
     let dir = tempfile::tempdir().unwrap();
     make(&dir.path().join("log"));
     assert!(run(args("verify", dir.path(), &[])).status.success());
@@ -306,7 +306,7 @@ fn make_archived(dir: &Path) -> (Log, Vec<Span>) {
 }
 
 #[test]
-fn a_tail_from_an_archived_frame_goes_on_into_the_live_log_while_that_is_open() {
+fn a_tail_from_an_archived_frame_continues_in_the_live_log() {
     let store = tempfile::tempdir().unwrap();
     let dir = store.path().join("log");
     let (log, spans) = make_archived(&dir);
@@ -354,7 +354,7 @@ fn a_tail_from_an_archived_frame_goes_on_into_the_live_log_while_that_is_open() 
 }
 
 #[test]
-fn an_archive_is_dumped_and_verified_by_itself_and_its_damage_is_named() {
+fn an_archive_is_dumped_and_verified_and_its_damage_named() {
     let dir = tempfile::tempdir().unwrap();
     let (log, spans) = make_archived(dir.path());
     let archive = dir.path().join("archive");

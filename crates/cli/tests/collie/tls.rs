@@ -36,7 +36,7 @@ fn refusal(dir: &Path, server: &str, flags: &[&str]) -> String {
 }
 
 #[test]
-fn the_file_says_where_tls_is_and_a_wrong_one_is_refused_before_there_is_a_store() {
+fn a_wrong_tls_file_is_refused_before_there_is_a_store() {
     let dir = tempfile::tempdir().unwrap();
     certificates(dir.path());
     let at = |name: &str| dir.path().join(name).display().to_string();
@@ -112,7 +112,7 @@ fn the_file_says_where_tls_is_and_a_wrong_one_is_refused_before_there_is_a_store
 }
 
 #[test]
-fn tls_listens_beside_the_plain_port_and_its_files_are_read_anew() {
+fn tls_listens_beside_the_plain_port_and_reloads_its_files() {
     let dir = tempfile::tempdir().unwrap();
     certificates(dir.path());
     let at = |name: &str| dir.path().join(name).display().to_string();

@@ -460,7 +460,7 @@ mod tests {
     /// Full pages may be off in a directory without displaced pages: only a drain to leave the mount
     /// makes it a plain one.
     #[test]
-    fn postgresql_starts_without_the_mount_only_where_that_was_asked_for() {
+    fn postgresql_starts_without_the_mount_only_after_leaving_it() {
         let device = device(7);
         let is_shown = || device.stat(&Path::new(ROOT).join(MARKER)).is_ok();
         for _ in 0..2 {

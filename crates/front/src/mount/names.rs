@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_follows_renamed_directories_and_the_names_that_are_left() {
+    fn a_path_follows_renamed_directories_and_remaining_names() {
         let mut nodes = Nodes::new(&stat(1, 100));
         let (dir, _) = nodes.looked_up(ROOT, OsStr::new("d"), &stat(1, 8));
         let (file, _) = nodes.looked_up(dir, OsStr::new("f"), &stat(1, 9));

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_device_waits_a_moment_for_the_next_read_of_the_first_task() {
+    fn a_slow_device_waits_for_the_next_read_of_the_first_task() {
         let next = |slice: Duration, took: Duration, later: Duration| {
             let mut turns = Turns::new(Policy::Classes, slice);
             let mut now = START;

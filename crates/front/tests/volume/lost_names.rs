@@ -72,7 +72,7 @@ fn a_file_that_lost_its_name_is_synced_by_another_one() {
 }
 
 #[test]
-fn a_file_that_lost_its_name_stops_neither_commits_nor_a_drain_nor_the_end() {
+fn a_file_that_lost_its_name_stops_no_commit_drain_or_end() {
     each(|device, volume, other, file| {
         volume.commit_all(Scope::Steady).unwrap();
         assert_eq!(volume.status().dirty, 0);

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_successor_lies_behind_every_key_with_the_prefix_and_no_further() {
+    fn the_successor_lies_right_behind_the_keys_with_the_prefix() {
         assert_eq!(successor(b"ka".to_vec()), b"kb");
         assert_eq!(successor(b"ka\xff\xff".to_vec()), b"kb");
         assert_eq!(successor(b"k".to_vec()), b"l");

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_oldest_without_a_request_is_evicted_and_one_with_a_request_stays() {
+    async fn the_oldest_without_a_request_is_evicted_and_no_other() {
         let limit = Arc::new(ConnectionLimit::new(3));
         let (mut asking, mut oldest, mut younger) =
             (limit.admit().await, limit.admit().await, limit.admit().await);

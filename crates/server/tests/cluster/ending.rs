@@ -23,7 +23,7 @@ fn health(node: &Node) -> (u16, String) {
 }
 
 #[test]
-fn a_node_that_serves_nothing_is_not_healthy_and_cluster_info_agrees() {
+fn a_node_that_serves_nothing_is_not_healthy() {
     let node = node(2);
     let mut client = node.client();
     let mut state = || {

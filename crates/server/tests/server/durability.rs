@@ -290,7 +290,7 @@ fn readers_go_on_while_writers_wait_for_memtables_to_be_flushed() {
 
 /// A command that held its rows meanwhile would keep them from all others.
 #[test]
-fn rows_are_free_while_their_writers_wait_for_memtables_to_be_flushed() {
+fn rows_are_free_while_their_writers_wait_for_flushes() {
     let dir = tempfile::tempdir().unwrap();
     let device = SimDevice::new(12);
     let databases = FamilyOptions {
@@ -539,7 +539,7 @@ fn cut(
 }
 
 #[test]
-fn a_power_cut_leaves_emptied_databases_full_or_empty_and_never_both() {
+fn a_power_cut_leaves_emptied_databases_full_or_empty() {
     // The device is captured at every change that FLUSHALL makes, and its unsynced part lost in one
     // way after another. Two databases, both of which must be as before or both empty; empty if
     // that was acknowledged.
@@ -574,7 +574,7 @@ fn a_power_cut_leaves_emptied_databases_full_or_empty_and_never_both() {
 }
 
 #[test]
-fn a_power_cut_leaves_a_transaction_that_empties_and_swaps_databases_whole_or_not_there() {
+fn a_power_cut_leaves_a_transaction_of_databases_whole_or_not() {
     // As above, with an EXEC that writes to two databases, empties one and swaps them.
     let dir = tempfile::tempdir().unwrap();
     let device = SimDevice::new(12);

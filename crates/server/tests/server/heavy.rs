@@ -63,7 +63,7 @@ fn pipeline(lines: &[String]) -> Vec<u8> {
 /// While the device is blocked each of these fills the ring by requests of a few bytes. The thread
 /// that reads them is not blocked.
 #[test]
-fn gets_are_answered_while_small_requests_that_write_large_values_wait_for_the_device() {
+fn gets_are_answered_while_large_writes_wait_for_the_device() {
     for (name, lines) in [
         ("EXPIRE", vec!["EXPIRE big 1000", "EXPIRE big 2000"]),
         ("PERSIST", vec!["PERSIST due", "EXPIRE due 1000"]),
@@ -143,7 +143,7 @@ fn a_client_that_waits_for_a_row_delays_no_other_of_its_thread() {
 }
 
 #[test]
-fn a_crowd_that_waits_for_a_row_keeps_no_heavy_command_of_others_from_running() {
+fn many_that_wait_for_a_row_keep_no_heavy_command_waiting() {
     // More than there are threads that may block.
     const CROWD: usize = 700;
     let dir = tempfile::tempdir().unwrap();
@@ -176,7 +176,7 @@ fn a_crowd_that_waits_for_a_row_keeps_no_heavy_command_of_others_from_running() 
 }
 
 #[test]
-fn what_is_heavy_runs_aside_once_and_what_is_light_where_it_arrived() {
+fn heavy_commands_run_aside_once_and_light_ones_do_not() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), one_thread());
     let (mut client, mut watcher) = (server.client(), server.client());
@@ -213,7 +213,7 @@ fn what_is_heavy_runs_aside_once_and_what_is_light_where_it_arrived() {
 }
 
 #[test]
-fn a_transaction_that_turns_out_to_be_heavy_runs_once_and_is_counted_once() {
+fn a_heavy_transaction_runs_once_and_is_counted_once() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), one_thread());
     let (mut client, mut other) = (server.client(), server.client());
@@ -270,7 +270,7 @@ fn a_long_pipeline_gives_others_a_turn_and_keeps_its_order() {
 }
 
 #[test]
-fn patterns_that_take_long_are_searched_for_aside_and_find_what_they_match() {
+fn slow_patterns_are_searched_for_aside_and_find_all_matches() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), one_thread());
     let mut client = server.client();

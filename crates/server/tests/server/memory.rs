@@ -54,7 +54,7 @@ fn guarded(dir: &std::path::Path) -> (Running, Client) {
 }
 
 #[test]
-fn clients_before_the_password_share_one_bound_and_one_that_gives_it_passes() {
+fn unauthenticated_clients_share_one_bound() {
     const STRANGERS: usize = 1_000;
     let dir = tempfile::tempdir().unwrap();
     let (server, mut known) = guarded(dir.path());

@@ -14,7 +14,7 @@ use crate::{says, serve};
 const REFUSED: &str = "-ERR CONFIG SET failed (possibly related to argument 'tls-";
 
 #[test]
-fn a_set_of_the_same_path_reads_the_files_anew_for_new_connections() {
+fn a_set_of_the_same_path_reads_the_files_anew() {
     let served = serve(AuthClients::No, |_| {});
     let mut old = served.client();
     let before = old.presented();

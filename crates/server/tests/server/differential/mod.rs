@@ -24,7 +24,7 @@ fn limit_like(server: &Running, redis: &Redis) {
 }
 
 #[test]
-fn hostile_frames_get_the_error_of_redis_and_a_closed_connection() {
+fn hostile_frames_get_redis_errors_and_a_closed_connection() {
     let Some(redis) = redis() else { return };
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), config());

@@ -15,7 +15,7 @@ pub enum Outcome {
     Good,
     /// It found a problem and has reported it.
     Bad,
-    /// It has reported what this exit code says.
+    /// It has reported its result, which is also this exit code.
     Code(u8),
 }
 

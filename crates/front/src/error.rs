@@ -84,7 +84,7 @@ impl FrontError {
         }
     }
 
-    /// Whether it says that too many files are open.
+    /// Whether the reason is that too many files are open.
     pub(crate) fn is_out_of_descriptors(&self) -> bool {
         self.system().is_some_and(collie_io::is_out_of_descriptors)
     }
@@ -101,7 +101,7 @@ impl FrontError {
         }
     }
 
-    /// Whether it says that the device has no room left.
+    /// Whether the reason is that the device has no room left.
     #[must_use]
     pub fn is_full(&self) -> bool {
         match self {
@@ -132,7 +132,7 @@ pub enum MountError {
         /// The system's error.
         source: io::Error,
     },
-    /// The directory is not one that can be mounted as it is; says what to do.
+    /// The directory cannot be mounted as it is; with what to do.
     #[error("{}: {problem}", path.display())]
     Refused {
         /// The directory, or the file in it that is the reason.

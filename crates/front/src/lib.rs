@@ -3,7 +3,7 @@
 //! `full_page_writes` can be off over such files.
 //!
 //! A [`Volume`] is a directory with page files in it. A page that is overwritten goes to a slot of
-//! a *shadow file*; a small record in a log says where it is, once it is on the device. Pages
+//! a *shadow file*; a small record in a log has its place, once it is on the device. Pages
 //! behind a file's committed end are written in place, so a new file costs what it costs without a
 //! volume. Displaced pages are *drained* home again in the background, and a drained directory is a
 //! plain one.

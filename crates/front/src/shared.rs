@@ -212,7 +212,7 @@ impl Shared {
     }
 
     /// Makes the names in an open directory durable. Where that fails it ends all writes: names of
-    /// any file in it may be lost, and the next sync would not say so.
+    /// any file in it may be lost, and the next sync would not fail for that.
     pub(crate) fn sync_opened(&self, names: &Names) -> Result<(), FrontError> {
         let synced = names.dir.sync();
         synced.map_err(|e| self.poison(FrontError::io("sync", &names.path)(e)))
@@ -237,8 +237,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Before a record says of a file that it ends at nothing, though its name may not be durable: a
-    /// file that had the name, and still has bytes by another, has it no more for good. Syncs a
+    /// Called before a record of a file that ends at nothing, though its name may not be durable: a file
+    /// that had the name, and still has bytes by another, must have lost it for good. Syncs a
     /// directory once; a process that died may have renamed in it.
     pub(crate) fn settle_names(&self, dir: &Path) -> Result<(), FrontError> {
         // Held: what is renamed meanwhile is not taken for synced.

@@ -5,16 +5,17 @@
 //! (`ServerConfig::cluster`) has no keys of its own: a command that
 //! names keys is evaluated in the partition of their slot, in four steps.
 //!
-//! 1. [`Cluster::route`] says where that partition is led. A client whose key is led elsewhere is
+//! 1. [`Cluster::route`] returns where that partition is led. A client whose key is led elsewhere is
 //!    sent there by `MOVED`.
 //! 2. [`Partition::begin`] locks the rows of the keys.
 //! 3. The command reads them by [`Evaluation::get`]: also what other commands have changed and the
 //!    replicas do not have yet.
 //! 4. [`Evaluation::finish`] submits what it changes, all at once, and unlocks the rows. The reply is
-//!    kept until [`Settling`] says that it holds.
+//!    kept until [`Settling`] resolves to [`Settled::Holds`].
 //!
 //! A command that changes nothing, and has no unanswered command of its connection before it, reads what the
-//! leader has applied ([`Partition::applied`]), without locks. [`Partition::confirm`] says whether that holds.
+//! leader has applied ([`Partition::applied`]), without locks. [`Partition::confirm`] resolves to whether
+//! that held.
 //!
 //! Rows are the engine's form of keys and values: users' keys and their index by expiry, as in
 //! `docs/design/formats/values.md`. All rows of one command are in one slot.
@@ -59,7 +60,7 @@ pub trait Cluster: fmt::Debug + Send + Sync + 'static {
     /// Where a slot is led.
     fn route(&self, slot: u16) -> Route;
 
-    /// Changes whenever [`Cluster::route`] may say something else, and whenever a command that could
+    /// Changes whenever the result of [`Cluster::route`] may change, and whenever a command that could
     /// not begin ([`Refused::NotNow`]) may be able to.
     fn changes(&self) -> watch::Receiver<u64>;
 
@@ -81,8 +82,8 @@ pub trait Cluster: fmt::Debug + Send + Sync + 'static {
     /// reads that may be old (`READONLY`).
     fn replica(&self, slot: u16) -> Option<Arc<dyn Partition>>;
 
-    /// What is wrong on this node that an operator has to do something about: a line each, which says
-    /// what to do. `CLUSTER INFO` shows them. None where all is well.
+    /// The problems of this node that an operator has to solve: a line each, with what to do. `CLUSTER
+    /// INFO` shows them.
     fn problems(&self) -> Vec<String>;
 
     /// Figures of this node, for `/metrics`, in the order in which they are shown.
@@ -304,7 +305,7 @@ pub enum Settled {
     Unknown,
 }
 
-/// A command cannot go on. It has changed nothing.
+/// Why a command cannot continue. It has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// Another command has locked a row for longer than the patience.
@@ -316,7 +317,7 @@ pub enum Refused {
     /// It can be evaluated once [`Cluster::changes`] has changed.
     #[error("the partition takes no commands at the moment")]
     NotNow,
-    /// This replica does not lead: [`Cluster::route`] says where to go.
+    /// This replica does not lead: [`Cluster::route`] returns where the client is redirected.
     #[error("another replica leads the partition")]
     NotHere,
     /// It cannot be executed. The text is for the client, code first.

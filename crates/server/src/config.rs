@@ -24,7 +24,7 @@ use crate::tls::{AuthClients, TlsConfig};
 /// reflects has reached the level when the reply is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Ack {
-    /// None. A crash of the process may undo what a reply said, unless `WAITAOF` was used.
+    /// None. A crash of the process may undo what a reply reflects, unless `WAITAOF` was used.
     Buffered,
     /// Every commit survives the death of the process.
     Process,

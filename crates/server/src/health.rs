@@ -2,9 +2,9 @@
 //!
 //! The results of the writes decide: the first refused write sets the state to refusing, the next
 //! accepted write that adds data resets it. An accepted removal changes nothing, because the engine
-//! keeps space for removals when it has none left for data. Where nothing is written, the engine is
-//! asked whether it has room again. An error of the request itself (too large, wrong type) does not
-//! count as a refusal.
+//! keeps space for removals when it has none left for data. Where nothing is written, the
+//! engine's statistics show whether it has room again. An error of the request itself (too large, wrong
+//! type) does not count as a refusal.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -76,7 +76,7 @@ impl Shared {
         self.clock.wall_ms()
     }
 
-    /// Begins the shutdown of the server, as `SHUTDOWN` does, or goes on with it.
+    /// Begins the shutdown of the server, as `SHUTDOWN` does, or continues it.
     pub(crate) fn end(&self, ending: Ending) {
         self.ending.send_modify(|now| *now = ending.max(*now));
     }

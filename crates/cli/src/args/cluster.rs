@@ -67,7 +67,7 @@ pub(crate) struct StatusArgs {
     pub(crate) access: AccessArgs,
 }
 
-// How the nodes are asked, as any client has to.
+// The password and TLS of connections to the nodes, as for any client.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct AccessArgs {
     /// The password is the first line of this file. Without it, that is in COLLIE_PASSWORD, if it is set.

@@ -59,7 +59,7 @@ struct Maker {
 }
 
 impl Maker {
-    /// A CA. Returns what to say of it.
+    /// Makes a CA. Returns the message for the operator.
     fn ca(&self, dir: &Path, days: u32) -> anyhow::Result<String> {
         let device = &*self.device;
         device
@@ -82,7 +82,7 @@ impl Maker {
         ))
     }
 
-    /// The certificate of a node. Returns what to say of it.
+    /// Makes the certificate of a node. Returns the message for the operator.
     fn node(&self, dir: &Path, name: &str, days: u32) -> anyhow::Result<String> {
         check_name(name)?;
         let files = TlsFiles {

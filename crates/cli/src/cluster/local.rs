@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// So much of the end of a node's diagnostics is shown.
 const TAIL: usize = 2000;
 
-/// What `up` was asked for when it made the directory.
+/// The arguments of `up` when it made the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Shape {

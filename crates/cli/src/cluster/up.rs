@@ -17,7 +17,7 @@ use super::local::{LocalCluster, LocalNode, Shape, check};
 use super::view;
 use crate::args::{DownArgs, UpArgs};
 
-/// From one look at what is waited for to the next.
+/// The time between two checks of a condition that is waited for.
 const PAUSE: Duration = Duration::from_millis(50);
 const NODES: u16 = 3;
 const PORT: u16 = 7001;

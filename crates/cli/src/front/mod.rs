@@ -25,7 +25,7 @@ use serving::{Signals, serve};
 
 /// A daemon that has not answered by then may never.
 const LONG: Duration = Duration::from_secs(30);
-/// After it a command says what it waits for.
+/// After it a command reports what it waits for.
 const SOME_TIME: Duration = Duration::from_secs(5);
 
 pub(crate) fn mount(args: &MountArgs) -> anyhow::Result<Outcome> {
@@ -88,8 +88,7 @@ fn of_other(dir: &Path, error: MountError) -> anyhow::Error {
     }
 }
 
-/// Prints what a daemon has to say. Where nothing reads it the daemon goes on: who uses the mount
-/// would have to do without it.
+/// Prints a message of the daemon. A failure does not end the daemon, which others use.
 fn say(text: impl std::fmt::Display) {
     let mut results = Results::new();
     let said = results.line(&text).and_then(|()| results.flush());
@@ -320,7 +319,7 @@ pub(crate) fn run(command: &FrontCommand) -> anyhow::Result<Outcome> {
 /// The state of a daemon, for people.
 struct Answer {
     status: Status,
-    /// In the words that were asked for.
+    /// In the format that was requested.
     text: Option<String>,
 }
 

@@ -11,7 +11,7 @@ use collie_io::{Device, OpenMode, RealDevice};
 /// Processes that are named; of more the number is.
 const NAMED: usize = 5;
 
-/// A small file of `/proc`, whose length nothing says.
+/// A small file of `/proc`, whose length is not known before it is read.
 fn text(path: &Path) -> Option<String> {
     let file = RealDevice::new().open(path, OpenMode::Read).ok()?;
     let (mut bytes, mut piece) = (Vec::new(), vec![0; 1 << 14]);

@@ -60,7 +60,7 @@ pub(crate) fn run(args: &NodeArgs) -> anyhow::Result<Outcome> {
     }
 }
 
-/// The library that finds out who leads says at each step what it does. Its errors come back as ours.
+/// openraft logs each of its steps. Its errors are returned, and logged by this program.
 const FILTER: &str = "info,openraft=error";
 
 /// What a node has in common with a server of its own.

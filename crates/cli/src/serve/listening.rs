@@ -75,7 +75,7 @@ impl Listening {
         Ok(())
     }
 
-    /// Puts what the command line says before what the file says.
+    /// Overrides the file's settings by those of the command line.
     pub(super) fn override_by(&mut self, args: &ServeArgs) {
         if let Some(listen) = &args.listen {
             self.listen = listen.clone();

@@ -69,7 +69,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Outcome> {
 }
 
 /// Opens the store in `dir`, reports what was recovered, and serves until shutdown. SIGHUP reloads
-/// what `reload` says.
+/// the settings of `reload`.
 fn serve(
     dir: &Path,
     options: Options,

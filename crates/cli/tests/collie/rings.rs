@@ -1,4 +1,4 @@
-//! `collie rings`, and what a start says of rings whose stores are gone.
+//! `collie rings`, and the warning of a start about rings whose stores are gone.
 
 use std::path::Path;
 

@@ -23,7 +23,7 @@ fn certificates(dir: &Path) {
     }
 }
 
-/// What a server says that is to start with this `[server]` section, and does not.
+/// The error of a server that is started with this `[server]` section.
 fn refusal(dir: &Path, server: &str, flags: &[&str]) -> String {
     let file = dir.join("collie.toml");
     std::fs::write(&file, format!("[server]\n{server}")).unwrap();

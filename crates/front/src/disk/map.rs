@@ -20,7 +20,7 @@ const TEMPORARY: &str = "MAP.tmp";
 /// The longest map that is read, in bytes: 2³² pages of entries would be larger, no shadow file is.
 const MAX: u64 = 1 << 36;
 
-/// What is done about damage to what says where pages are.
+/// The remedy for damage to the map or the log.
 pub(crate) const REMEDY: &str =
     "bring back a copy of the whole directory, .collie with it, of one moment, or restore a backup";
 
@@ -58,7 +58,7 @@ pub(crate) struct Map {
     pub(crate) files: BTreeMap<FileId, MappedFile>,
 }
 
-/// A map to which what the log says is applied.
+/// A map to which records of the log are applied.
 #[derive(Debug)]
 pub(crate) struct Replay<'m> {
     map: &'m mut Map,
@@ -75,7 +75,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Applies what the log says next.
+    /// Applies the next record of the log.
     pub(crate) fn apply(&mut self, record: Record) {
         let Map { files, next_id, .. } = &mut *self.map;
         match record {
@@ -278,7 +278,7 @@ impl Map {
 }
 
 impl MappedFile {
-    /// Whether pages of it are displaced. Of one without any, the map says where it is cut.
+    /// Whether pages of it are displaced. Of one without any, the map has the end at which it is cut.
     pub(crate) fn has_pages(&self) -> bool {
         !self.pages.is_empty()
     }

@@ -10,7 +10,7 @@ use crate::file::Scope;
 
 impl PageFile {
     /// Rewrites displaced pages from page `from` on to their homes, at most `limit` and only those at
-    /// rest, and commits that. Returns from where to go on, if there is more. After a failure the
+    /// rest, and commits that. Returns where to continue, if there is more. After a failure the
     /// same call commits what it brought home.
     pub(crate) fn drain(&self, from: u32, limit: usize) -> Result<Option<u32>, FrontError> {
         self.drain_as(&mut self.committer.lock(), from, limit, Writers::GoOn)

@@ -49,8 +49,8 @@ const BEHIND: u64 = 2 << 20;
 pub struct PageFile {
     shared: Arc<Shared>,
     home: Arc<dyn File>,
-    /// Held by whatever changes what records say of the file: commits, truncations, drains, its
-    /// removal, its renaming.
+    /// Held by whatever changes the file's state in the log: commits, truncations, drains, its removal, its
+    /// renaming.
     committer: Mutex<Committer>,
     /// Held while bytes of the file are written: a commit waits for these, and one writer does not
     /// copy the version that another one is changing.
@@ -416,7 +416,7 @@ impl PageFile {
     }
 
     /// Writes bytes; the file grows where they end behind its end. Where it fails,
-    /// the first bytes are written, as many as the error says.
+    /// the first bytes are written, as many as the error contains.
     pub(crate) fn write_at(&self, bytes: &[u8], offset: u64) -> Result<Wrote, (usize, FrontError)> {
         let pieces = self.pieces(offset, bytes.len()).map_err(|e| (0, e))?;
         if pieces.is_empty() {

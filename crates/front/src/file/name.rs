@@ -10,14 +10,14 @@ use crate::disk::record::FileId;
 pub(crate) enum Name {
     /// It has this name, which a crash may take unless it is durable.
     Known { path: PathBuf, is_durable: bool },
-    /// It had this name, and may have others, by none of which it was opened yet: no record can say
-    /// where it is before one is found.
+    /// It had this name, and may have others, by none of which it was opened yet: no record can be
+    /// written before one is found.
     Lost(PathBuf),
-    /// This was its last name: it writes no more records but the one that says so.
+    /// This was its last name: it writes no more records but that of its removal.
     Unlinked(PathBuf),
 }
 
-/// What the log's records say of a file.
+/// The state of a file in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mapping {
     /// Nothing: the file at home is all of it, and behind its committed end are zeros at most.

@@ -1,5 +1,5 @@
-//! What the daemon does by itself: commits what was written, so that a sync finds little to do;
-//! brings pages home; writes the map.
+//! The background threads of a mount: they commit what was written, so that a sync finds little to do,
+//! bring pages home, and write the map.
 
 use std::io;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const LOG_BYTES: u64 = 64 << 20;
 /// Pages that are brought home at once.
 const DRAINED_AT_ONCE: usize = 256;
 
-/// Whether the thread goes on.
+/// Stops the threads.
 #[derive(Debug, Default)]
 struct Signal {
     is_stopped: Mutex<bool>,

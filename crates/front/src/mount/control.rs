@@ -34,7 +34,7 @@ const FILES: [(&str, NodeId, u32); 3] = [
 pub(super) struct Control {
     /// The commands that are being done.
     under_way: Mutex<Vec<Command>>,
-    /// What the directory is to be after the mount, by the last command that says so.
+    /// What the directory is to be after the mount, by the last command that sets it.
     afterwards: Mutex<Afterwards>,
     /// How long syncs took, in microseconds; none before the first one.
     syncs: Mutex<Option<Histogram<u64>>>,

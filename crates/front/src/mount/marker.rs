@@ -2,7 +2,7 @@
 //! later mount whether pages are in `.collie`.
 //!
 //! Each step is durable before the next one: a map, the marker is hidden, pages are displaced; no
-//! file is mapped, a map that says so, the marker is shown. So beside a hidden marker there is a map,
+//! file is mapped, a map without files, the marker is shown. So beside a hidden marker there is a map,
 //! and beside one that is shown a map without files, wherever a crash falls.
 
 use std::io;
@@ -16,7 +16,7 @@ use crate::Scope;
 use crate::error::MountError;
 use crate::volume::{OWN, Volume, VolumeOptions};
 
-/// The name that says to PostgreSQL that a directory is a cluster.
+/// The file by which PostgreSQL recognizes the directory of a cluster.
 pub(super) const MARKER: &str = "PG_VERSION";
 /// Its name below the mount: a server that is started without the mount refuses the directory.
 pub(super) const HIDDEN_MARKER: &str = "PG_VERSION.collie";
@@ -42,7 +42,7 @@ pub enum Left {
     Displaced,
 }
 
-/// What says in a map that is opened beside it that no page is displaced.
+/// The reason given to refuse a map with displaced pages beside it.
 const SHOWN: &str = "PG_VERSION has its own name";
 
 /// Below a mount.
@@ -127,8 +127,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// What the marker says. Refuses a directory in no state that a mount leaves, as far as names say
-    /// it.
+    /// The marker's state. Refuses a directory in a state that no mount leaves, as far as names show it.
     pub(super) fn check_map(&self) -> Result<Marker, MountError> {
         let own = self.device.stat(&self.root.join(OWN));
         if own.is_ok_and(|own| own.kind != FileKind::Directory) {

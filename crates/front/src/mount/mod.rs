@@ -229,7 +229,7 @@ impl Mount {
 
     /// Waits until the mount is gone.
     pub fn wait(&self) {
-        // An error says that the session ended without a word.
+        // An error means that the session ended without sending.
         let _ = self.ended.lock().recv();
     }
 

@@ -1,4 +1,5 @@
-//! What a root's daemon created and did not live to give to the process that asked.
+//! Files that root's daemon created and was killed before it changed their owner to that of the process
+//! that requested them.
 
 use std::ffi::CStr;
 use std::io;

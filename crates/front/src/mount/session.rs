@@ -171,7 +171,7 @@ impl Filesystem for Session {
             };
         }
         match self.tree.lookup(parent.0, name) {
-            // The number 0 says that there is nothing, and may be kept.
+            // The number 0 means that there is nothing, which may be cached.
             Err(Errno::ENOENT) => match self.root() {
                 Ok(root) => reply.entry(&KEPT, &file_attr(0, &root), Generation(0)),
                 Err(error) => reply.error(error),

@@ -207,7 +207,7 @@ impl Tree {
         }
     }
 
-    /// Opens what a node is, as it is open already or as its name says.
+    /// Opens a node as it is open already, or else by its name.
     fn content(&self, id: NodeId, writes: bool) -> Answer<Content> {
         // One look: another thread may open it the next moment.
         let known = self.handles.of_node(id);

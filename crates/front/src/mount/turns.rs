@@ -42,7 +42,7 @@ struct Task {
     class: Class,
     /// When it became the first one.
     leads_since: Option<Time>,
-    /// When a read of it was asked for or ended.
+    /// When a read of it was requested or ended.
     seen: Time,
     in_flight: usize,
     /// Bytes that it was given, for the policy of equal shares.
@@ -60,7 +60,7 @@ pub(super) struct Read {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Turn<J> {
     Read(Read, J),
-    /// Wait for another read, and no longer than this, if it says so.
+    /// Wait for another read, and no longer than this, if it is given.
     Wait(Option<Duration>),
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Turns<J> {
     idle_slice: Duration,
     /// How long a unit takes, of late.
     pace: Duration,
-    /// In the order in which they were asked for.
+    /// In the order in which they were requested.
     waiting: VecDeque<Waiting<J>>,
     /// In the order in which they are served.
     tasks: Vec<Task>,
@@ -89,7 +89,7 @@ impl<J> Turns<J> {
         }
     }
 
-    /// A read is asked for.
+    /// Adds a requested read.
     pub(super) fn ask(&mut self, opener: Opener, bytes: u64, now: Time, job: J) {
         self.forget(now);
         match self.tasks.iter_mut().find(|task| task.id == opener.task) {

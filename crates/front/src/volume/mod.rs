@@ -10,7 +10,7 @@
 //! 6. A sync makes the file's name durable, once per opening.
 //! 7. A file changes its name only while the log has nothing of it.
 //! 8. A removed open file is written in place, once the removal is durable.
-//! 9. The daemon, by itself, commits only whole versions of pages.
+//! 9. The background thread commits only whole versions of pages.
 //! 10. A page containing the committed end is committed with the next end.
 //! 11. A renamed directory is durable before a record uses its path.
 //! 12. No file is mapped when the marker is shown.
@@ -89,13 +89,12 @@ pub struct VolumeOptions {
     /// Whose pages these are, where that is known: a number of the caller's, such as a cluster's.
     /// It is kept in the map. One with displaced pages of another is refused.
     pub identity: Option<NonZeroU64>,
-    /// What shows that no page is displaced, where something does: a map that says otherwise is
-    /// refused before a file is touched.
+    /// What shows that no page is displaced, where something does: a map with displaced pages
+    /// is refused before a file is touched.
     pub plain_by: Option<&'static str>,
     /// What becomes of pages of files that are missing.
     pub missing: Missing,
-    /// When what the volume does in the background may begin: what it is asked to do by itself, not
-    /// what its users wait for. Shared by all that use the device.
+    /// Decides when background work may begin: what no user waits for. Shared by all that use the device.
     pub scheduler: Arc<Scheduler>,
 }
 
@@ -158,7 +157,7 @@ pub struct Volume {
     /// Mapped files that are missing, which the next map has as well; [`VolumeStatus::missing`] counts
     /// those with displaced pages.
     kept: BTreeMap<FileId, MappedFile>,
-    /// Whose pages these are, as the next map says.
+    /// Whose pages these are, for the next map.
     identity: Mutex<Option<NonZeroU64>>,
     /// Whether work on several files is done by several threads.
     has_threads: bool,
@@ -289,7 +288,7 @@ impl Volume {
         }
     }
 
-    /// What the device says of a file, with the length that was written, and the time. A power cut
+    /// The attributes of a file, with the length that was written, and the time. A power cut
     /// may take the time of writes that it does not take.
     ///
     /// # Errors

@@ -120,7 +120,7 @@ impl Volume {
 
     fn create_now(&self, path: &Path) -> Result<Arc<PageFile>, FrontError> {
         let _claim = self.names.claim(&[path]);
-        // After a failure it is unknown what the log says of a file that had this name.
+        // After a failure it is unknown what the log has of a file that had this name.
         self.shared.check()?;
         self.forget(path)?;
         let full = self.path(path);
@@ -218,7 +218,7 @@ impl Volume {
                 .collect(),
         };
         let replaced = there.and_then(|there| self.open_file(&there));
-        // A record that says the new path relies on what is durable of these, and the file's sync is
+        // A record with the new path relies on what is durable of these, and the file's sync is
         // of its own directory alone. Open before anything changes: it is not done by halves where no
         // descriptor is left.
         let (old, new) = (self.path(from), self.path(to));

@@ -211,7 +211,7 @@ fn times_are_those_of_the_last_write_of_a_displaced_page() {
     file.set_modified(past).unwrap();
     write_page(&file, 1, 3);
     drop(file);
-    // The kernel tells the daemon of the closing in its own time.
+    // The kernel reports the closing to the daemon some time later.
     for _ in 0..500 {
         let force = rustix::fs::AtFlags::STATX_FORCE_SYNC;
         let found = rustix::fs::statx(rustix::fs::CWD, &path, force, rustix::fs::StatxFlags::MTIME);

@@ -1,4 +1,4 @@
-//! What is refused, and what the refusal says.
+//! Mounts that are refused, and the messages of the refusals.
 
 use std::fs;
 use std::io::ErrorKind;

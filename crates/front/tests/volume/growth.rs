@@ -165,7 +165,7 @@ fn zeros_behind_a_found_file_do_not_mix_with_older_bytes() {
     let volume = open(&device);
     let file = plain(&volume, "a");
     volume.set_len(&file, PAGE as u64).unwrap();
-    // The next daemon does not know that the file was longer.
+    // The next daemon has no record that the file was longer.
     let device = device.snapshot().process_death().device();
     let volume = open(&device);
     let file = volume.file(Path::new("a")).unwrap();

@@ -205,7 +205,7 @@ fn a_file_that_was_drained_is_not_cut_where_it_ended_then() {
     let volume = open(&device);
     let file = mapped(&volume, "a");
     volume.drain().unwrap();
-    // By zeros, of which no record says anything.
+    // By zeros, of which there is no record.
     write(&volume, &file, 6, 0);
     volume.sync(&file).unwrap();
     for (way, device) in cuts(&device) {
@@ -416,7 +416,7 @@ fn what_a_commit_in_parts_left_behind_the_end_is_void() {
     let file = volume.create(Path::new("a")).unwrap();
     (0..400).for_each(|page| write(&volume, &file, page, 0));
     volume.sync(&file).unwrap();
-    // The log knows it from here on, or it could not grow while the log is full.
+    // The log has it from here on, or it could not grow while the log is full.
     write(&volume, &file, 0, 1);
     volume.sync(&file).unwrap();
     fill_log(&device, &volume, &file);

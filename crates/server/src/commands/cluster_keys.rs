@@ -30,7 +30,7 @@ const FLUSHED_BYTES_MAX: usize = 1024 * 1024;
 const FLUSHES_MAX: usize = 8;
 /// How long `FLUSHALL` waits for a partition that takes no commands at the moment.
 const BUSY_WAIT: Duration = Duration::from_secs(10);
-/// Keys that `RANDOMKEY` looks at, if they have expired.
+/// Expired keys that `RANDOMKEY` passes over at most.
 const RANDOM_TRIES: usize = 100;
 /// Keys of a search between two checks whether the connection is to close.
 const CHECK_STEP: usize = 1024;
@@ -228,7 +228,7 @@ pub(super) fn flush(exec: &mut Exec<'_>) -> Outcome {
         if flush.is_complete(&key) {
             ended = flush.submit(exec, partitions)?;
             if exec.session.client.is_closing() {
-                // Keys are left: nothing says that they are gone.
+                // Keys are left: no reply may report that they are gone.
                 return Ok(Flow::Close);
             }
             if ended != Settled::Holds {

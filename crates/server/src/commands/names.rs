@@ -2,7 +2,7 @@
 //! changes of the current transaction.
 //!
 //! A step that has passed over [`PASSED_MAX`] removed entries gives [`DbError::Incomplete`], and the
-//! next one goes on.
+//! next one continues.
 
 use std::ops::Bound;
 
@@ -82,7 +82,7 @@ impl Iterator for Names {
             }
             match &self.next_stored {
                 Some(Ok((stored, _))) if **stored < **changed => return self.take_stored(),
-                // Keys that the transaction has changed come before those behind which it goes on.
+                // Keys that the transaction has changed come before those behind which it continues.
                 Some(Err(DbError::Incomplete { at })) if **at >= **changed => {}
                 Some(Err(_)) => return self.take_stored(),
                 Some(Ok((stored, _))) if **stored == **changed => drop(self.take_stored()),
@@ -133,7 +133,7 @@ pub(super) fn successor(mut prefix: Vec<u8>) -> Vec<u8> {
     prefix
 }
 
-/// For a command that has passed over many removed entries: it goes on only on a thread that may
+/// For a command that has passed over many removed entries: it continues only on a thread that may
 /// block, where it delays no other connection.
 pub(super) fn search_aside(exec: &Exec<'_>) -> Result<(), Failure> {
     match exec.may_block {

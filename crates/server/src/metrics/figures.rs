@@ -223,7 +223,7 @@ fn cluster(shared: &Shared, page: &mut MetricsPage) {
 
 fn keyspace(shared: &Shared, page: &mut MetricsPage) {
     if let Some(partitions) = &shared.partitions {
-        // A scrape without the number says that it is not known.
+        // Without the metric a scrape shows that the number is not known.
         if let Ok((keys, _)) = key_count(&*partitions.cluster) {
             let mut metric = page.metric("collie_keys", Kind::Gauge, "Keys that this node leads.");
             metric.sample(&[("db", "0")], keys);

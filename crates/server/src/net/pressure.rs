@@ -9,8 +9,8 @@
 //!
 //! Pressure is detected before it stalls a write. The log prepares half a ring's worth of its files
 //! ahead, and wakes its flusher when the ring is half full; the distance between the visible and
-//! the durable LSN bounds how full the ring is. The engine delays writes long before it stops them,
-//! and is asked whether it does whenever [`STEP`] bytes have been received since the last sample,
+//! the durable LSN bounds how full the ring is. The engine delays writes long before it stops them;
+//! whether it does is sampled whenever [`STEP`] bytes have been received since the last sample,
 //! far less than lies between the first delay and the stop.
 //!
 //! Two cases remain, and both are short: a write that races with large ones which other threads

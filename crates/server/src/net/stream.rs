@@ -3,7 +3,7 @@
 //! Both are used like a non-blocking socket: the caller waits until it is readable or writable, and
 //! then tries. Over TLS a read may find bytes though the socket has none, as they were decrypted with
 //! those before them; and bytes that a write has taken may still be in rustls' buffer, so that a
-//! reply is sent only once [`is_sent`](Stream::is_sent) says so.
+//! reply is sent only once [`is_sent`](Stream::is_sent) returns true.
 
 use std::io::{self, BufRead, IoSlice, Read, Write};
 use std::sync::Arc;

@@ -92,7 +92,7 @@ fn worse(one: Settled, other: Settled) -> Settled {
     }
 }
 
-/// Waits for all. Polls each at first, and later those that have asked for it: the replies of a long
+/// Waits for all. Polls each at first, and later those whose waker was called: the replies of a long
 /// pipeline settle in many steps, and polling all in each step would take the square of their number.
 async fn all(settlings: Vec<Settling>) -> Vec<Settled> {
     let mut settled = vec![Settled::Holds; settlings.len()];

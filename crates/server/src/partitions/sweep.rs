@@ -19,7 +19,7 @@ use crate::partitions::transaction::DATABASE;
 use crate::partitions::walk::led_partitions;
 use crate::session::Shared;
 
-/// Slots that each sweep looks into although nothing says that a key is due: all in about half a
+/// Slots that each sweep looks into without a hint that a key is due: all in about half a
 /// minute.
 const LOOKED_AT: u16 = 64;
 /// Index entries that one evaluation works on.
@@ -88,7 +88,7 @@ fn sweep_slot(
 ) -> Result<(), Refused> {
     partitions.due.take(slot);
     let mut batch: Vec<(u64, Vec<u8>)> = Vec::new();
-    // Records come behind the index, so that the end of the index says whether there are any.
+    // Records come behind the index, so that its end shows whether there are any.
     let mut may_have_records = true;
     for found in rows_behind(partition, slot, &[EXPIRY])? {
         let found = found?;

@@ -154,7 +154,7 @@ impl LedKeys {
                                 stored: found.value,
                             })));
                         }
-                        // The index and records: go on behind them.
+                        // The index and records: continue behind them.
                         Some(&tag) if tag > DATA => {
                             if let Some(Reading { partition, .. }) = self.read.last() {
                                 self.rows = Some(partition.rows_after(Some((found.slot, &[u8::MAX])))?);

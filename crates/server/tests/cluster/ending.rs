@@ -1,4 +1,4 @@
-//! How a node says that it serves nothing, and what it does before it ends.
+//! The health of a node that serves nothing, and what a node does before it ends.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

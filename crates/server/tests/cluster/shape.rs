@@ -146,7 +146,7 @@ fn a_node_is_master_of_what_it_leads_and_replica_otherwise() {
     node.fake.partitions[1].set_role(Role::Led("127.0.0.1:7002".parse().unwrap()));
     node.fake.partitions[2].set_role(Role::Leaderless);
     let nodes = client.text(&["CLUSTER", "NODES"]);
-    // It stands in the place of the leader that it does not know: clients expect all slots.
+    // It stands in the place of the leader, which is not known: clients expect all slots.
     assert!(
         nodes.contains(" myself,master - 0 0 1 connected 0-4095 8192-16383\n"),
         "{nodes}"

@@ -62,7 +62,7 @@ fn it_listens_off_loopback_in_clear_only_when_that_is_asked_for() {
 }
 
 #[test]
-fn a_stranger_gets_nowhere_before_the_password() {
+fn a_client_gets_nowhere_before_the_password() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(
         dir.path(),

@@ -11,7 +11,7 @@ use crate::certificates::{Authority, ended, not_yet, put, write};
 use crate::support::{config, options};
 use crate::{LISTEN, says};
 
-/// What a server says that starts with files that are good but for a change.
+/// The error of a server that starts with files that are valid but for a change.
 fn refusal(change: impl FnOnce(&mut TlsSettings, &Authority)) -> String {
     let dir = tempfile::tempdir().unwrap();
     let ca = Authority::new("ours");

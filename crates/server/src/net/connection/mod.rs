@@ -105,7 +105,7 @@ enum Next {
     Wait {
         is_write: bool,
     },
-    /// Sends the replies, and waits for what `later` says before the next command runs.
+    /// Sends the replies, and waits as `later` requires before the next command runs.
     Later,
 }
 

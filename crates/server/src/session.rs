@@ -135,7 +135,7 @@ pub(crate) struct Session {
     pub(crate) last: Lsn,
     /// Bytes that the current command has written to the keyspace without waiting for background
     /// work that lags behind.
-    pub(crate) owed: usize,
+    pub(crate) unthrottled: usize,
     /// Owns the row locks of its commands.
     pub(crate) owner: RowOwner,
     /// Reused by every command: the engine's form of a key and of a value, and a batch.
@@ -198,7 +198,7 @@ impl Session {
             heavy: None,
             seen: 0,
             last: 0,
-            owed: 0,
+            unthrottled: 0,
             owner: shared.store.db.row_owner("a client"),
             scratch: Scratch {
                 key: Vec::new(),

@@ -411,8 +411,9 @@ fn open_homes(
     Ok((files, kept))
 }
 
-/// Refuses a map with displaced pages of files in a directory that is missing: before a directory is removed, the
-/// removal of its files is recorded. So it is on a file system that is not mounted, or was not copied.
+/// Refuses a map with displaced pages of files in a directory that is missing: before a directory is
+/// removed, the removal of its files is recorded. So it is on a file system that is not mounted, or was
+/// not copied.
 fn refuse_without_dirs(shared: &Shared, map: &Map) -> Result<(), FrontError> {
     let mut there = BTreeSet::new();
     for mapped in map.files.values().filter(|mapped| mapped.has_pages()) {

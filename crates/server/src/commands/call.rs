@@ -21,7 +21,7 @@ pub(super) fn call(exec: &mut Exec<'_>, command: &'static Command, request: Requ
     ) {
         return outcome;
     }
-    exec.pay();
+    exec.throttle();
     // The previous command ended when this one began, or nearly so.
     let now_ns = exec.shared.clock.monotonic();
     let took_ns = now_ns.saturating_sub(exec.session.clock_ns);

@@ -21,7 +21,7 @@ use crate::data::keyspace::Keyspace;
 use crate::failure::Failure;
 
 /// How commands write while they hold the locks: visible on return, at the engine's weakest level.
-/// While background work lags behind they wait after that ([`Exec::pay`](crate::exec::Exec::pay)).
+/// While background work lags behind they wait after that ([`Exec::throttle`](crate::exec::Exec::throttle)).
 pub(crate) const LOCKED_WRITE: WriteOptions = WriteOptions {
     durability: Durability::Buffered,
     disable_wal: false,

@@ -375,10 +375,10 @@ impl<'a> Exec<'a> {
 
     /// Waits while the engine's background work lags behind, for what the command has written. To be
     /// called when it has released its locks: others would wait for these meanwhile.
-    pub(crate) fn pay(&mut self) {
-        let owed = std::mem::take(&mut self.session.owed);
-        if owed > 0 {
-            self.session.keyspace.family.throttle(owed);
+    pub(crate) fn throttle(&mut self) {
+        let unthrottled = std::mem::take(&mut self.session.unthrottled);
+        if unthrottled > 0 {
+            self.session.keyspace.family.throttle(unthrottled);
         }
     }
 

@@ -67,15 +67,15 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_long_is_told_and_waited_for() {
+    fn what_takes_long_is_noticed_and_waited_for() {
         let (answer, wait) = channel();
-        let mut told = 0;
+        let mut notices = 0;
         let say = || {
-            told += 1;
+            notices += 1;
             answer.send(7).unwrap();
         };
         assert_eq!(with_notice(NONE, say, move || wait.recv().unwrap()).unwrap(), 7);
-        assert_eq!(told, 1);
-        assert_eq!(with_notice(LONG, || panic!("not told"), || 7).unwrap(), 7);
+        assert_eq!(notices, 1);
+        assert_eq!(with_notice(LONG, || panic!("no notice is due"), || 7).unwrap(), 7);
     }
 }

@@ -50,7 +50,7 @@ pub(crate) fn run(command: &LogCommand) -> anyhow::Result<Outcome> {
             tail::tail(&device, &dir, wanted)
         }
         LogCommand::Verify { dir, json } => verify(&device, &log_dir(&*device, dir)?, *json),
-        LogCommand::Repair { dir, json } => mend(&device, &log_dir(&*device, dir)?, *json),
+        LogCommand::Repair { dir, json } => repair_log(&device, &log_dir(&*device, dir)?, *json),
     }
 }
 
@@ -263,7 +263,7 @@ struct RepairLine {
     kept: Vec<String>,
 }
 
-fn mend(device: &Arc<dyn Device>, dir: &Path, json: bool) -> anyhow::Result<Outcome> {
+fn repair_log(device: &Arc<dyn Device>, dir: &Path, json: bool) -> anyhow::Result<Outcome> {
     let bar = output::spinner("repair");
     let done = repair(device, dir);
     bar.finish_and_clear();

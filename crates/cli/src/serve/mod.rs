@@ -129,8 +129,8 @@ fn serve(
 }
 
 /// Serves clients until `ended` completes or a client shuts the server down, and reloads settings at
-/// each SIGHUP. Announces the address, and notifies the supervisor with `status` behind it, once the signals are
-/// caught.
+/// each SIGHUP. Once the signals are caught, announces the address, and notifies the supervisor with
+/// `status` behind it.
 pub(crate) fn serve_until(
     ended: impl Future<Output = ()>,
     server: Server,

@@ -46,7 +46,7 @@ fn map(len: usize) -> *mut u8 {
     mapping.cast()
 }
 
-// SAFETY: each method hands a block to the allocator that it came from, which `is_mapped` tells by
+// SAFETY: each method hands a block to the allocator that it came from, which `is_mapped` decides by
 // the block's layout alone. A mapping has at least the length asked for (the kernel rounds up to
 // whole pages) and begins at a page, and an alignment above that of a page goes to mimalloc.
 unsafe impl GlobalAlloc for Allocator {
@@ -70,7 +70,7 @@ unsafe impl GlobalAlloc for Allocator {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         if is_mapped(layout.size(), layout.align()) {
             // The kernel joins neighbours, and refuses to part them where the process may have no
-            // more mappings: the block is lost then, and harms nobody.
+            // more mappings: the block is lost then, and nothing else.
             // SAFETY: the caller owns the block, and `map` made it as long as this.
             let _ = unsafe { munmap(block.cast(), layout.size()) };
             return;
@@ -123,8 +123,8 @@ mod tests {
     }
 
     #[test]
-    fn a_block_keeps_its_bytes_while_it_grows_and_shrinks_past_the_bound() {
-        // Bytes that tell their place, a few of each page.
+    fn a_block_keeps_its_bytes_as_it_grows_and_shrinks() {
+        // Bytes that differ by place, a few of each page.
         let mark = |bytes: &mut Vec<u8>, from: usize| {
             (from..bytes.len())
                 .step_by(509)

@@ -20,7 +20,7 @@ pub(crate) use front::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 pub(crate) use log::LogCommand;
 pub(crate) use node::NodeArgs;
 pub(crate) use rings::RingsArgs;
-pub(crate) use serve::ServeArgs;
+pub(crate) use serve::{ServeArgs, ServingArgs};
 pub(crate) use tls::{AuthClients, TlsArgs};
 
 /// Collie: a transactional store built around its log.

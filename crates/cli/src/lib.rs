@@ -2,9 +2,8 @@
 //! prints, a client of servers, and the allocator.
 
 mod allocator;
-mod outcome;
 pub mod output;
 pub mod resp;
 
 pub use allocator::Allocator;
-pub use outcome::Outcome;
+pub use output::Outcome;

@@ -1,10 +1,41 @@
-//! What is printed where: results to standard output, everything else to standard error.
+//! How a command ends, and what it prints where: results to standard output, everything else to standard
+//! error.
 
 use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
+
+/// The outcome of a command that ran to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Success.
+    Good,
+    /// It found a problem and has reported it.
+    Bad,
+    /// It has reported its result, which is also this exit code.
+    Code(u8),
+}
+
+impl Outcome {
+    /// The exit code of a command; prints why one failed. A command whose reader has closed the pipe
+    /// has not failed.
+    #[must_use]
+    pub fn exit_code(ran: anyhow::Result<Self>) -> ExitCode {
+        match ran {
+            Ok(Self::Good) => ExitCode::SUCCESS,
+            Ok(Self::Bad) => ExitCode::FAILURE,
+            Ok(Self::Code(code)) => ExitCode::from(code),
+            Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+            Err(error) => {
+                complain(&error);
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
 
 /// Standard output, buffered unless it is a terminal.
 pub struct Results {
@@ -73,7 +104,7 @@ fn sentence(error: &anyhow::Error) -> String {
 }
 
 /// Whether the reader of the results' pipe has closed it, as `head` does.
-pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause
             .downcast_ref::<io::Error>()

@@ -85,7 +85,7 @@ fn show(results: &mut Results, json: bool, ring: &RingView, removed: Option<bool
 /// How long a start waits for the file systems of other stores, of which one may hang.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a start says of the dead rings beside its own, if there are any.
+/// The message of a start about dead rings beside its own, if there are any.
 pub(crate) fn dead_line(ring: &RingMode) -> Option<String> {
     let RingMode::Shared { dir } = ring else {
         return None;
@@ -111,7 +111,7 @@ pub(crate) fn dead_line(ring: &RingMode) -> Option<String> {
     ))
 }
 
-/// What `look` finds, if it does within that time. It goes on by itself otherwise: nothing ends a
+/// What `look` finds, if it does within that time. Its thread is left otherwise: nothing ends a
 /// call to a file system that hangs.
 fn within<T: Send + 'static>(patience: Duration, look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (sender, found) = mpsc::channel();

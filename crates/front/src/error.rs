@@ -1,4 +1,4 @@
-//! What can go wrong, each with where, what was expected and what was found.
+//! The errors of the page map and of the mount: where, what was expected and what was found.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub enum FrontError {
         /// What is.
         found: String,
     },
-    /// The directory was made with other settings, or its files are not those that the map knows.
+    /// The directory was made with other settings, or its files are not those of the map.
     #[error("{}: {problem}", path.display())]
     Mismatch {
         /// The directory.
@@ -84,7 +84,7 @@ impl FrontError {
         }
     }
 
-    /// Whether it says that too many files are open.
+    /// Whether the reason is that too many files are open.
     pub(crate) fn is_out_of_descriptors(&self) -> bool {
         self.system().is_some_and(collie_io::is_out_of_descriptors)
     }
@@ -101,7 +101,7 @@ impl FrontError {
         }
     }
 
-    /// Whether it says that the device has no room left.
+    /// Whether the reason is that the device has no room left.
     #[must_use]
     pub fn is_full(&self) -> bool {
         match self {
@@ -115,5 +115,39 @@ impl FrontError {
             FrontError::ShadowFull { .. } => true,
             _ => false,
         }
+    }
+}
+
+/// Why a directory cannot be mounted or unmounted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MountError {
+    /// A system call failed.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was being done.
+        action: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The directory cannot be mounted as it is; with what to do.
+    #[error("{}: {problem}", path.display())]
+    Refused {
+        /// The directory, or the file in it that is the reason.
+        path: PathBuf,
+        /// What is wrong, and what can be done.
+        problem: String,
+    },
+    /// The page map refused, or failed.
+    #[error(transparent)]
+    Front(#[from] FrontError),
+}
+
+impl MountError {
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MountError {
+        let path = path.to_owned();
+        move |source| MountError::Io { action, path, source }
     }
 }

@@ -3,13 +3,13 @@
 //! `full_page_writes` can be off over such files.
 //!
 //! A [`Volume`] is a directory with page files in it. A page that is overwritten goes to a slot of
-//! a *shadow file*; a small record in a log says where it is, once it is on the device. Pages
+//! a *shadow file*; a small record in a log has its place, once it is on the device. Pages
 //! behind a file's committed end are written in place, so a new file costs what it costs without a
 //! volume. Displaced pages are *drained* home again in the background, and a drained directory is a
 //! plain one.
 //!
-//! [`Mount`] is a FUSE file system over a volume, as a PostgreSQL server sees it; the volume below
-//! knows no mounts and no requests. The repository's `docs/design/formats/front.md` draws the formats.
+//! [`Mount`] is a FUSE file system over a volume, as a PostgreSQL server sees it; the volume below does
+//! not depend on it. The repository's `docs/design/formats/front.md` draws the formats.
 //!
 //! ```
 //! use collie_front::{Scope, Volume, VolumeOptions};
@@ -42,10 +42,10 @@ mod shared;
 mod shown;
 mod volume;
 
-pub use error::FrontError;
+pub use error::{FrontError, MountError};
 pub use file::{PageFile, Scope};
 pub use mount::{
-    Afterwards, Left, Mount, MountError, MountOptions, check_mount, close_unmounted, detach_dir, is_of_mount,
+    Afterwards, Left, Mount, MountOptions, check_mount, close_unmounted, detach_dir, is_of_mount,
     open_unmounted, unmount_dir,
 };
 pub use volume::{Existing, Missing, Recovered, Volume, VolumeOptions, VolumeStatus};

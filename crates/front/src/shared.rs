@@ -14,7 +14,7 @@ use crate::FrontError;
 use crate::disk::record::{ENTRY, FIXED, FileId, Record};
 use crate::disk::shadow::Shadow;
 
-/// What the log calls the map when it says who needs it.
+/// The name of the log's holder that keeps records which the map lacks.
 const HOLDER: &str = "map";
 
 /// Threads that append at one instant; more take turns. The log has room for a few others.
@@ -183,7 +183,7 @@ impl Shared {
         }
     }
 
-    /// Lets go of the log before `lsn`.
+    /// Releases the log before `lsn`.
     pub(crate) fn retain(&self, lsn: Lsn) {
         if let Some(log) = &*self.log.read() {
             log.retain(HOLDER, lsn);
@@ -212,7 +212,7 @@ impl Shared {
     }
 
     /// Makes the names in an open directory durable. Where that fails it ends all writes: names of
-    /// any file in it may be lost, and the next sync would not say so.
+    /// any file in it may be lost, and the next sync would not fail for that.
     pub(crate) fn sync_opened(&self, names: &Names) -> Result<(), FrontError> {
         let synced = names.dir.sync();
         synced.map_err(|e| self.poison(FrontError::io("sync", &names.path)(e)))
@@ -223,8 +223,8 @@ impl Shared {
         self.sync_opened(&self.open_names(dir)?)
     }
 
-    /// Makes the names of a directory and of those above it durable, once: who made one may have died
-    /// before it did. Who makes or renames one from here on does it himself.
+    /// Makes the names of a directory and of those above it durable, once: the process that made one may
+    /// have died before it did. A call that makes or renames one from here on does it itself.
     pub(crate) fn sync_above(&self, dir: &Path) -> Result<(), FrontError> {
         let mut lasting = self.lasting.lock();
         for dir in dir.ancestors().take_while(|dir| dir.starts_with(&self.root)) {
@@ -237,8 +237,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Before a record says of a file that it ends at nothing, though its name may not be durable: a
-    /// file that had the name, and still has bytes by another, has it no more for good. Syncs a
+    /// Called before a record of a file that ends at nothing, though its name may not be durable: a file
+    /// that had the name, and still has bytes by another, must have lost it for good. Syncs a
     /// directory once; a process that died may have renamed in it.
     pub(crate) fn settle_names(&self, dir: &Path) -> Result<(), FrontError> {
         // Held: what is renamed meanwhile is not taken for synced.

@@ -1,19 +1,23 @@
 //! Inline commands: one line, split at blanks, with quotes.
 
-use crate::request::Span;
+use std::ops::Range;
 
 /// Quotes do not match, or something follows a closing quote.
 #[derive(Debug)]
 pub(crate) struct Unbalanced;
 
-/// Splits `line` into arguments, appending their bytes to `text` and where they lie in it to
-/// `spans`.
+/// Splits `line` into arguments: appends their bytes to `text`, and calls `argument` with the place
+/// of each in it.
 ///
-/// The rules are those of Redis' `sdssplitargs`: double quotes know `\n \r \t \b \a`, `\xHH`, and a
-/// backslash before anything else stands for that character; single quotes know only `\'`; a quote
-/// may open in the middle of a word; a closing quote ends the argument and must be followed by a
-/// blank.
-pub(crate) fn split(line: &[u8], text: &mut Vec<u8>, spans: &mut Vec<Span>) -> Result<(), Unbalanced> {
+/// The rules are those of Redis' `sdssplitargs`: double quotes have the escapes `\n \r \t \b \a` and
+/// `\xHH`, and a backslash before anything else stands for that character; single quotes have only
+/// `\'`; a quote may open in the middle of a word; a closing quote ends the argument and must be
+/// followed by a blank.
+pub(crate) fn split(
+    line: &[u8],
+    text: &mut Vec<u8>,
+    mut argument: impl FnMut(Range<usize>),
+) -> Result<(), Unbalanced> {
     let mut rest = line;
     loop {
         while let [first, tail @ ..] = rest {
@@ -27,7 +31,7 @@ pub(crate) fn split(line: &[u8], text: &mut Vec<u8>, spans: &mut Vec<Span>) -> R
         }
         let start = text.len();
         rest = word(rest, text)?;
-        spans.push(Span::new(start, text.len() - start));
+        argument(start..text.len());
     }
 }
 
@@ -117,14 +121,12 @@ mod tests {
     use super::*;
 
     fn split_to_strings(line: &str) -> Option<Vec<String>> {
-        let (mut text, mut spans) = (Vec::new(), Vec::new());
-        split(line.as_bytes(), &mut text, &mut spans).ok()?;
-        Some(
-            spans
-                .iter()
-                .map(|s| String::from_utf8_lossy(s.of(&text)).into_owned())
-                .collect(),
-        )
+        let (mut text, mut places) = (Vec::new(), Vec::new());
+        split(line.as_bytes(), &mut text, |place| places.push(place)).ok()?;
+        let arguments = places.into_iter().map(|place| text[place].to_vec());
+        arguments
+            .map(|argument| String::from_utf8(argument).ok())
+            .collect()
     }
 
     #[test]

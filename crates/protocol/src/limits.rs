@@ -69,8 +69,8 @@ pub enum ProtocolError {
     /// A longer argument than a client may send before it authenticated.
     #[error("Protocol error: unauthenticated bulk length")]
     UnauthenticatedLength,
-    /// The whole request is longer than [`Limits::request_len_max`]. Redis closes without a word
-    /// here.
+    /// The whole request is longer than [`Limits::request_len_max`]. Redis closes the connection without
+    /// an error here.
     #[error("Protocol error: too big request")]
     RequestTooLong,
 }

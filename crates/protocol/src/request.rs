@@ -11,13 +11,13 @@ const KEPT_CAPACITY: usize = 1024;
 
 /// Where an argument lies. Offsets fit in 32 bits since a request is at most `u32::MAX` bytes long.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Span {
+struct Span {
     start: u32,
     len: u32,
 }
 
 impl Span {
-    pub(crate) fn new(start: usize, len: usize) -> Span {
+    fn new(start: usize, len: usize) -> Span {
         // Both are below `request_len_max`, which `RequestParser::new` keeps within 32 bits.
         Span {
             start: start as u32,
@@ -25,7 +25,7 @@ impl Span {
         }
     }
 
-    pub(crate) fn of(self, data: &[u8]) -> &[u8] {
+    fn of(self, data: &[u8]) -> &[u8] {
         let start = self.start as usize;
         data.get(start..start + self.len as usize).unwrap_or_default()
     }
@@ -49,7 +49,7 @@ enum Stage {
 pub struct RequestParser {
     limits: Limits,
     stage: Stage,
-    /// How far the request has been understood, from its start.
+    /// How far the request has been parsed, from its start.
     pos: usize,
     /// How far the current line has been searched for its end.
     searched: usize,
@@ -260,8 +260,11 @@ impl RequestParser {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         self.forget();
         self.is_inline = true;
-        inline::split(line, &mut self.inline, &mut self.spans)
-            .map_err(|inline::Unbalanced| ProtocolError::UnbalancedQuotes)?;
+        let spans = &mut self.spans;
+        inline::split(line, &mut self.inline, |place| {
+            spans.push(Span::new(place.start, place.len()));
+        })
+        .map_err(|inline::Unbalanced| ProtocolError::UnbalancedQuotes)?;
         self.pos = end + 1;
         Ok(true)
     }

@@ -1,20 +1,21 @@
-//! What a server asks of the cluster that its keys are in.
+//! The interface between a server and the cluster that its keys are in.
 //!
 //! A key is in a *slot*, slots are in *partitions*, and each partition is led by one of its replicas.
 //! The node of that replica runs the commands. A server that is given a [`Cluster`]
 //! (`ServerConfig::cluster`) has no keys of its own: a command that
 //! names keys is evaluated in the partition of their slot, in four steps.
 //!
-//! 1. [`Cluster::route`] says where that partition is led. A client whose key is led elsewhere is
+//! 1. [`Cluster::route`] returns where that partition is led. A client whose key is led elsewhere is
 //!    sent there by `MOVED`.
 //! 2. [`Partition::begin`] locks the rows of the keys.
 //! 3. The command reads them by [`Evaluation::get`]: also what other commands have changed and the
 //!    replicas do not have yet.
 //! 4. [`Evaluation::finish`] submits what it changes, all at once, and unlocks the rows. The reply is
-//!    kept until [`Settling`] says that it holds.
+//!    kept until [`Settling`] resolves to [`Settled::Holds`].
 //!
 //! A command that changes nothing, and has no unanswered command of its connection before it, reads what the
-//! leader has applied ([`Partition::applied`]), without locks. [`Partition::confirm`] says whether that holds.
+//! leader has applied ([`Partition::applied`]), without locks. [`Partition::confirm`] resolves to whether
+//! that held.
 //!
 //! Rows are the engine's form of keys and values: users' keys and their index by expiry, as in
 //! `docs/design/formats/values.md`. All rows of one command are in one slot.
@@ -51,7 +52,7 @@ pub fn slot_of(key: &[u8]) -> u16 {
     CRC16.checksum(tag().unwrap_or(key)) % SLOTS
 }
 
-/// The partitions and nodes, as one node knows them. Nothing here blocks.
+/// The partitions and nodes of a cluster, as one node has them. Nothing here blocks.
 pub trait Cluster: fmt::Debug + Send + Sync + 'static {
     /// The nodes and the partitions.
     fn topology(&self) -> Arc<Topology>;
@@ -59,30 +60,30 @@ pub trait Cluster: fmt::Debug + Send + Sync + 'static {
     /// Where a slot is led.
     fn route(&self, slot: u16) -> Route;
 
-    /// Changes whenever [`Cluster::route`] may say something else, and whenever a command that could
+    /// Changes whenever the result of [`Cluster::route`] may change, and whenever a command that could
     /// not begin ([`Refused::NotNow`]) may be able to.
     fn changes(&self) -> watch::Receiver<u64>;
 
     /// The partitions that are led here.
     fn led(&self) -> Vec<Arc<dyn Partition>>;
 
-    /// Asks for the leadership of all partitions that have a replica on this node. What becomes of that
-    /// shows later.
+    /// Requests the leadership of all partitions that have a replica on this node. Whether it is granted
+    /// shows in [`Cluster::route`] later.
     ///
     /// # Errors
     /// This node cannot lead, or leads all of them: why.
     fn take_over(&self) -> Result<(), String>;
 
-    /// Hands over what this node leads, before it ends, and takes nothing over any more; says whether
-    /// anything went over. Ends within seconds, also where no other node can lead.
+    /// Hands over what this node leads, before its shutdown, and takes over nothing from then on. Returns
+    /// whether anything was handed over; within seconds, also where no other node can lead.
     fn retire(&self) -> Pin<Box<dyn Future<Output = bool> + Send>>;
 
     /// The partition of a slot if this node has a replica of it, whether that leads or not: for
     /// reads that may be old (`READONLY`).
     fn replica(&self, slot: u16) -> Option<Arc<dyn Partition>>;
 
-    /// What is wrong on this node that an operator has to do something about: a line each, which says
-    /// what to do. `CLUSTER INFO` shows them. None where all is well.
+    /// The problems of this node that an operator has to solve: a line each, with what to do. `CLUSTER
+    /// INFO` shows them.
     fn problems(&self) -> Vec<String>;
 
     /// Figures of this node, for `/metrics`, in the order in which they are shown.
@@ -109,7 +110,7 @@ pub enum Route {
     Here(Arc<dyn Partition>),
     /// By another node, which clients reach at this address.
     At(SocketAddr),
-    /// This node knows of no leader.
+    /// No leader is known at this node.
     Nowhere,
 }
 
@@ -137,7 +138,7 @@ pub struct NodeInfo {
     pub address: SocketAddr,
     /// Where other nodes reach it.
     pub peer: SocketAddr,
-    /// Whether this node has heard of it lately. Itself it always has.
+    /// Whether this node has received something from it lately; always so of itself.
     pub is_alive: bool,
 }
 
@@ -148,7 +149,7 @@ pub struct PartitionInfo {
     pub group: u64,
     /// Its slots.
     pub slots: RangeInclusive<u16>,
-    /// The number of the node that leads it, as far as this node knows.
+    /// The number of the node that leads it, if that is known at this node.
     pub leader: Option<u64>,
     /// Whether that node answers this one: keys are served.
     pub is_served: bool,
@@ -167,18 +168,19 @@ pub struct StoredRow {
     pub value: Value,
 }
 
-/// What a walk over rows comes to.
+/// A step of an iteration over rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Walked {
     /// A row.
     Row(StoredRow),
-    /// Rows that were removed: so many entries, which take time. Behind this row the walk goes on.
+    /// Removed rows were passed over: so many entries, which take time. The iteration continues behind
+    /// this row.
     Removed {
         /// Its slot.
         slot: u16,
         /// The row, in the engine's form; it need not exist.
         row: Vec<u8>,
-        /// Entries since the last time that it said so.
+        /// Entries since the last such step.
         entries: u64,
     },
 }
@@ -230,7 +232,7 @@ pub trait Partition: fmt::Debug + Send + Sync + 'static {
     /// [`Evaluation::now_ms`].
     fn now_ms(&self) -> u64;
 
-    /// Says whether what was read of this replica while `leadership` was [its](Self::leadership) held:
+    /// Resolves to whether what was read of this replica while `leadership` was [its](Self::leadership) held:
     /// it has led without a break since then. `expired_ms` is the latest expiry of a key that was read
     /// and counted as expired, as in [`Evaluation::expired`].
     fn confirm(&self, leadership: Leadership, expired_ms: Option<u64>) -> Settling;
@@ -262,8 +264,9 @@ pub trait Evaluation: Send {
     /// [`Refused::Stale`] or [`Refused::Text`]: the command ends and changes nothing.
     fn get(&mut self, row: &[u8]) -> Result<Option<Value>, Refused>;
 
-    /// Says that the command found a key expired, which has this expiry. Its reply then waits until all
-    /// that may lead later know a time behind that: no leader whose clock is behind shows the key again.
+    /// Records that the command found a key expired, which has this expiry. Its reply then waits until
+    /// all replicas that may lead later have a time behind that: no leader whose clock is behind shows the
+    /// key again.
     fn expired(&mut self, expiry_ms: u64);
 
     /// Submits changes, if there are any, and unlocks the rows. `None` removes a row. `keys` is by how
@@ -287,8 +290,8 @@ pub struct Leadership {
     pub replica: u64,
 }
 
-/// Says whether a reply holds, as soon as that is known. For a command without changes it asks the
-/// other replicas once it is polled, and not before. It may be dropped.
+/// Resolves to whether a reply holds, as soon as that is known. For a command without changes the other
+/// replicas are asked once it is polled, and not before. It may be dropped.
 pub type Settling = Pin<Box<dyn Future<Output = Settled> + Send>>;
 
 /// Whether a reply holds.
@@ -302,10 +305,10 @@ pub enum Settled {
     Unknown,
 }
 
-/// A command cannot go on. It has changed nothing.
+/// Why a command cannot continue. It has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// Another command has locked a row, and the patience is over.
+    /// Another command has locked a row for longer than the patience.
     #[error("another command works on the same key")]
     Locked,
     /// What it was evaluated on does not hold any more. It is evaluated anew, at once.
@@ -314,7 +317,7 @@ pub enum Refused {
     /// It can be evaluated once [`Cluster::changes`] has changed.
     #[error("the partition takes no commands at the moment")]
     NotNow,
-    /// This replica does not lead: [`Cluster::route`] says where to go.
+    /// This replica does not lead: [`Cluster::route`] returns where the client is redirected.
     #[error("another replica leads the partition")]
     NotHere,
     /// It cannot be executed. The text is for the client, code first.

@@ -24,7 +24,7 @@ use crate::tls::{AuthClients, TlsConfig};
 /// reflects has reached the level when the reply is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Ack {
-    /// None. A crash of the process may undo what a reply said, unless `WAITAOF` was used.
+    /// None. A crash of the process may undo what a reply reflects, unless `WAITAOF` was used.
     Buffered,
     /// Every commit survives the death of the process.
     Process,
@@ -98,7 +98,7 @@ pub struct ServerConfig {
     pub threads: usize,
     /// The level of durability of replies, for connections that do not choose their own.
     pub ack: Ack,
-    /// The password that clients give to `AUTH`; without one every client is let in.
+    /// The password that clients give to `AUTH`; without one no client has to authenticate.
     pub password: Option<String>,
     /// Whether it listens at `listen`. Without it there is only [`tls`](ServerConfig::tls).
     pub plain: bool,

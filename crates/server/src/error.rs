@@ -14,7 +14,7 @@ pub enum ServerError {
     /// The server cannot listen on the address.
     #[error("cannot listen on {addr}; is another server there, or is the address not this machine's?")]
     Listen {
-        /// The address that was asked for.
+        /// The configured address.
         addr: SocketAddr,
         /// The system's error.
         source: std::io::Error,
@@ -26,7 +26,7 @@ pub enum ServerError {
          meant"
     )]
     OpenToNetwork {
-        /// The address that was asked for.
+        /// The configured address.
         addr: SocketAddr,
     },
     /// The address can be reached from other machines, and clients have to present nothing.
@@ -35,7 +35,7 @@ pub enum ServerError {
          loopback address, or open-to-network (--open-to-network) if it is meant"
     )]
     TlsOpenToNetwork {
-        /// The address that was asked for.
+        /// The configured address.
         addr: SocketAddr,
     },
     /// It would listen nowhere.
@@ -52,7 +52,7 @@ pub enum ServerError {
          address, or open-to-network (--open-to-network) if it is meant"
     )]
     MetricsOpenToNetwork {
-        /// The address that was asked for.
+        /// The configured address.
         addr: SocketAddr,
     },
     /// A limit of the configuration is zero or contradicts another one.

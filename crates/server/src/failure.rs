@@ -32,7 +32,7 @@ pub(crate) enum Failure {
     /// sent to a client.
     #[error("ERR internal error: the command is to run aside ({0:?})")]
     Aside(Aside),
-    /// The partition of the keys does not let the command go on; nothing was done. Only its text is
+    /// The partition of the keys has refused the command; nothing was done. Only its text is
     /// ever sent to a client.
     #[error(transparent)]
     Refused(#[from] Refused),

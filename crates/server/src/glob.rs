@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_of_many_stars_takes_no_exponential_time_and_no_stack() {
+    fn a_pattern_of_many_stars_takes_no_exponential_time() {
         let pattern = "a*".repeat(20_000);
         let text = "a".repeat(20_000) + "b";
         assert!(!matches(

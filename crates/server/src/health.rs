@@ -2,9 +2,9 @@
 //!
 //! The results of the writes decide: the first refused write sets the state to refusing, the next
 //! accepted write that adds data resets it. An accepted removal changes nothing, because the engine
-//! keeps space for removals when it has none left for data. Where nothing is written, the engine is
-//! asked whether it has room again. An error of the request itself (too large, wrong type) does not
-//! count as a refusal.
+//! keeps space for removals when it has none left for data. Where nothing is written, the
+//! engine's statistics show whether it has room again. An error of the request itself (too large, wrong
+//! type) does not count as a refusal.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,7 +28,7 @@ enum State {
     Failed(String),
 }
 
-/// Tracks whether writes are accepted; see the module's documentation.
+/// Tracks whether writes are accepted, by the results of the latest ones.
 #[derive(Debug)]
 pub(crate) struct WriteHealth {
     state: Mutex<State>,
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_refusal_sets_the_state_and_the_next_write_that_adds_resets_it() {
+    fn a_refusal_sets_the_state_until_a_write_adds_something() {
         let health = WriteHealth::default();
         assert_eq!(health.refusal(None), None);
         assert!(health.note(Effect::Adds, full()).is_err());

@@ -52,8 +52,8 @@
 //! With [`ServerConfig::cluster`] the keys are in the partitions of a [cluster], and the store that the
 //! server is opened with is the node's own: it must hold no keys of users. A command that names keys is
 //! evaluated in the partition of their slot, and so is an `EXEC`, as a whole. What it changes is submitted
-//! at once, and the next command runs; the reply is kept until [`cluster::Settling`] says that it holds,
-//! for all commands of a pipeline at the same time. A command that was not executed answers `TRYAGAIN`.
+//! at once, and the next command runs; the reply is kept until [`cluster::Settling`] resolves, for all
+//! commands of a pipeline at the same time. A command that was not executed answers `TRYAGAIN`.
 //! If it is not known whether a command was executed, its reply is `UNKNOWN`, nothing is sent behind it,
 //! and the connection is closed.
 //!
@@ -89,8 +89,8 @@ mod tls;
 
 pub use auth::PASSWORD_LEN_MAX;
 pub use collie_protocol::Limits;
+pub use commands::{LiveSettings, SettingsRefused};
 pub use config::{Ack, ServerConfig, UnknownAck, Verbosity, parse_bytes};
 pub use error::ServerError;
-pub use net::live::{LiveSettings, SettingsRefused};
 pub use net::server::{Addresses, Server, ignore_hangup, termination};
 pub use tls::{AuthClients, TlsConfig, TlsProblem, TlsSettings};

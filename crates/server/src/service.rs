@@ -1,11 +1,11 @@
-//! What a node of a cluster can say of how keys are served: one judgement, which `CLUSTER INFO`,
-//! `/healthz` and, by the first, `collie cluster status` show, so that they cannot disagree.
+//! Whether a node of a cluster serves keys, decided in one place: `CLUSTER INFO`, `/healthz` and, by the
+//! first, `collie cluster status` show the same.
 
 use std::ops::RangeInclusive;
 
 use crate::cluster::{PartitionInfo, Topology};
 
-/// How the slots are served, as one node knows.
+/// How the slots are served, as seen from one node.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Service {
     /// Slots whose leader answers.
@@ -47,7 +47,8 @@ impl Service {
     }
 }
 
-/// A node without any replica knows the way to others; one with replicas is judged by theirs.
+/// A node without any replica redirects clients; one with replicas serves if their partitions are
+/// served.
 fn refusal(topology: &Topology) -> Option<String> {
     if !topology.nodes.iter().any(|node| node.number == topology.own) {
         return Some("this node is not in the cluster yet".to_owned());
@@ -139,7 +140,7 @@ mod tests {
         assert_eq!((half.led_text(), half.refusal), ("20-29".to_owned(), None));
         let nothing = service(1, &[(Some(2), false, all), (None, false, all)]).refusal;
         assert!(nothing.is_some_and(|text| text.contains("1 of 3 nodes answer")));
-        // What others serve is no service of this one, but for one that only knows the way.
+        // What other nodes serve counts only for a node that redirects all clients.
         let elsewhere: &[(Option<u64>, bool, &[u64])] = &[(Some(2), true, &[2]), (None, false, &[1])];
         assert!(service(1, elsewhere).refusal.is_some());
         assert_eq!(service(3, elsewhere).refusal, None);

@@ -52,7 +52,7 @@ pub(crate) struct Shared {
     /// Whether it listens for plain connections; else `listen` is where it does for TLS.
     pub(crate) is_plain: bool,
     pub(crate) tls: Option<Tls>,
-    /// What the log says of connections that are closed for how they speak, or do not, TLS.
+    /// Limits the log messages about connections that are closed because of TLS.
     pub(crate) refusals: Refusals,
     /// Identifies this run of the server, as forty hexadecimal digits.
     pub(crate) run_id: String,
@@ -76,7 +76,7 @@ impl Shared {
         self.clock.wall_ms()
     }
 
-    /// Begins the shutdown of the server, as `SHUTDOWN` does, or goes on with it.
+    /// Begins the shutdown of the server, as `SHUTDOWN` does, or continues it.
     pub(crate) fn end(&self, ending: Ending) {
         self.ending.send_modify(|now| *now = ending.max(*now));
     }
@@ -87,7 +87,7 @@ impl Shared {
     }
 }
 
-/// Which replies a client wants (`CLIENT REPLY`).
+/// Which replies a client gets (`CLIENT REPLY`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReplyMode {
     On,
@@ -135,7 +135,7 @@ pub(crate) struct Session {
     pub(crate) last: Lsn,
     /// Bytes that the current command has written to the keyspace without waiting for background
     /// work that lags behind.
-    pub(crate) owed: usize,
+    pub(crate) unthrottled: usize,
     /// Owns the row locks of its commands.
     pub(crate) owner: RowOwner,
     /// Reused by every command: the engine's form of a key and of a value, and a batch.
@@ -198,7 +198,7 @@ impl Session {
             heavy: None,
             seen: 0,
             last: 0,
-            owed: 0,
+            unthrottled: 0,
             owner: shared.store.db.row_owner("a client"),
             scratch: Scratch {
                 key: Vec::new(),
@@ -208,15 +208,16 @@ impl Session {
         }
     }
 
-    /// Notes from when on the client owes a password, if it does. Where it begins, or has given one.
-    pub(crate) fn note_stranger(&self, shared: &Shared) {
+    /// Notes since when the client has to authenticate, if it has to; called when the connection begins and
+    /// when the client has authenticated.
+    pub(crate) fn note_authentication(&self, shared: &Shared) {
         let since_ms = match self.authenticated {
             true => 0,
             false => shared.now_ms(),
         };
         // Relaxed: a late look at it closes the connection a second later.
         self.client
-            .stranger_since_ms
+            .unauthenticated_since_ms
             .store(since_ms, std::sync::atomic::Ordering::Relaxed);
     }
 
@@ -271,7 +272,7 @@ impl Session {
         self.watched.clear();
         self.reads_replicas = false;
         self.authenticated = shared.settings.password().is_none();
-        self.note_stranger(shared);
+        self.note_authentication(shared);
         self.ack = shared.settings.ack();
         self.ack_chosen = false;
         self.reply_mode = ReplyMode::On;

@@ -1,4 +1,4 @@
-//! TLS of a server: its certificate, whom it asks for one, and what new connections use.
+//! TLS of a server: its certificate, whether clients need one, and the settings of new connections.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -39,9 +39,9 @@ pub enum AuthClients {
     /// They have to.
     #[default]
     Yes,
-    /// They are not asked for one.
+    /// No certificate is requested.
     No,
-    /// They may; one that is presented must be good.
+    /// They may; one that is presented must be valid.
     Optional,
 }
 
@@ -60,7 +60,7 @@ impl AuthClients {
     }
 }
 
-/// Where a server's certificate is, and whom it asks for one. All files are PEM.
+/// The files of a server's certificate, and whether clients need one. All files are PEM.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TlsSettings {
     /// The server's certificate, followed by those between it and its CA, if there are any
@@ -69,8 +69,8 @@ pub struct TlsSettings {
     /// The private key of the certificate (`tls-key-file`). Only the owner of the file and its group
     /// may have access to it.
     pub key: PathBuf,
-    /// The CAs that sign certificates of clients (`tls-ca-cert-file`). Needed unless clients are not
-    /// asked for one.
+    /// The CAs that sign certificates of clients (`tls-ca-cert-file`). Needed unless no
+    /// certificate is requested of clients.
     pub ca: Option<PathBuf>,
     /// Whether clients have to present a certificate.
     pub auth_clients: AuthClients,
@@ -135,7 +135,7 @@ impl TlsSettings {
         Ok(())
     }
 
-    /// Reads the files and judges them, as a server does that starts with them. Blocks.
+    /// Reads the files and validates them, as a server does at its start. Blocks.
     ///
     /// # Errors
     /// A file is not named, cannot be read or used, or does not fit the others.
@@ -246,7 +246,7 @@ impl Tls {
         Ok(Used { settings, config })
     }
 
-    /// New connections use what was prepared. Those that stand go on with what they were made with.
+    /// New connections use what was prepared. Established ones keep what they were made with.
     pub(crate) fn install(&self, used: Used) {
         *self.used.lock() = used;
     }

@@ -1,4 +1,4 @@
-//! From when until when a certificate holds, and how that is shown.
+//! The validity period of a certificate, and how it is shown.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ const DAYS_OF_400_YEARS: u64 = 146_097;
 /// Days from the first of March of the year 0 to the first day of 1970.
 const DAYS_BEFORE_1970: u64 = 719_468;
 
-/// From when until when a certificate holds.
+/// The validity period of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Validity {
     /// The first second, since 1970.
@@ -24,8 +24,8 @@ pub struct Validity {
 }
 
 impl Validity {
-    /// That of a certificate in DER (RFC 5280, 4.1); `None` where the bytes are none. It is shown,
-    /// and compared with the clock; whether a certificate is genuine is not concluded from it.
+    /// That of a certificate in DER (RFC 5280, 4.1); `None` if the bytes are not one. It is shown and
+    /// compared with the clock; it does not prove that a certificate is genuine.
     pub fn of(certificate: &[u8]) -> Option<Self> {
         let mut rest = certificate;
         let mut rest = expect(&mut rest, SEQUENCE)?;

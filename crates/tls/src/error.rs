@@ -1,11 +1,11 @@
-//! Why files cannot be used.
+//! Why the files of a certificate, its key or a CA cannot be used.
 
 use std::path::PathBuf;
 
 use crate::dates::Date;
 
-/// Why the files of a certificate, its key or a CA cannot be used. Each says what to do; `make` is
-/// how a new one is made.
+/// Why the files of a certificate, its key or a CA cannot be used. Each message says what to do; `make`
+/// is how a new file is made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
@@ -24,10 +24,10 @@ pub enum TlsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// The system's words, or what it is instead of a file.
+        /// The system's error, or what it is instead of a file.
         problem: String,
     },
-    /// The file has not what it should have.
+    /// The file does not contain what it should.
     #[error("{path}: expected a PEM file with {expected}, found {found}: correct the path, or {make}")]
     Content {
         /// The file.
@@ -77,7 +77,7 @@ pub enum TlsError {
         /// How a certificate is made.
         make: &'static str,
     },
-    /// The certificate does not hold any more.
+    /// The certificate has expired.
     #[error("{path}: the certificate ended at {}, and it is {}: {make}, or set the clock", Date(*.until), Date(*.now))]
     Ended {
         /// The file.
@@ -89,7 +89,7 @@ pub enum TlsError {
         /// How a new one is made.
         make: &'static str,
     },
-    /// The certificate does not hold yet.
+    /// The certificate is not valid yet.
     #[error("{path}: the certificate holds from {} on, and it is {}: set the clock, or wait", Date(*.from), Date(*.now))]
     NotYet {
         /// The file.
@@ -99,7 +99,7 @@ pub enum TlsError {
         /// The clock.
         now: u64,
     },
-    /// The certificate has not the name or the purposes that it needs.
+    /// The certificate lacks the name or the purposes that it needs.
     #[error("{path}: expected {expected} ({problem}): {make}")]
     WrongUse {
         /// The file.

@@ -5,14 +5,14 @@ use tokio_rustls::rustls::CertificateError;
 /// What is wrong with a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// It does not hold any more.
+    /// It has expired.
     Ended {
         /// Its last second, since 1970.
         until: u64,
         /// The clock.
         now: u64,
     },
-    /// It does not hold yet.
+    /// It is not valid yet.
     NotYet {
         /// Its first second, since 1970.
         from: u64,
@@ -21,14 +21,14 @@ pub enum Fault {
     },
     /// No CA that is known here has signed it.
     OtherCa,
-    /// It has not the name or the purposes that it is presented for; with the verifier's words.
+    /// It lacks the name or the purposes that it is presented for; with the verifier's message.
     WrongUse(String),
-    /// Anything else, in the verifier's words.
+    /// Anything else, with the verifier's message.
     Other(String),
 }
 
 impl Fault {
-    /// What a verifier has found.
+    /// The fault that a verifier has found.
     pub fn of(error: &CertificateError) -> Self {
         match error {
             CertificateError::ExpiredContext { time, not_after } => Self::Ended {

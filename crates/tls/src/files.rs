@@ -1,4 +1,4 @@
-//! Certificates and keys in PEM files: read, and judged.
+//! Certificates and keys in PEM files: reading and validating them.
 
 use std::io;
 use std::path::Path;

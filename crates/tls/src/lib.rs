@@ -1,14 +1,14 @@
-//! Certificates and private keys in PEM files, for programs that speak TLS by rustls: read, judged
-//! before they are used, and, where they cannot be used, described. An error names the file, what was
-//! expected, what was found and what to do ([`TlsError`]), so that an operator learns of a wrong file
-//! at the start of a server, and not from each client that meets its certificate.
+//! Certificates and private keys in PEM files, for programs that speak TLS by rustls: they are read and
+//! validated before they are used. An error names the file, what was expected, what was found and what
+//! to do ([`TlsError`]), so that a wrong file is reported at the start of a server, and not by each
+//! client that is presented its certificate.
 //!
-//! * [`Purpose`] reads the three files of one side (its CAs, its certificate, its key) and gives rustls
-//!   what it asks for. It refuses a key that others can read, a key of another certificate, and a
-//!   certificate that does not hold now. It has the words that the errors use for these files.
-//! * [`Fault`] says what a verifier has found wrong with the certificate of a peer.
+//! * [`Purpose`] reads the three files of one side (its CAs, its certificate, its key) and makes
+//!   rustls' types of them. It refuses a key that others can read, a key of another certificate, and a
+//!   certificate that is not valid now. It has the names that the errors use for these files.
+//! * [`Fault`] is what a verifier has found wrong with the certificate of a peer.
 //! * [`Validity`] and [`Date`] are a certificate's first and last second, and how they are printed.
-//! * [`Time`] lets rustls judge by a [`collie_io::Clock`].
+//! * [`Time`] is a [`collie_io::Clock`] as rustls' clock.
 //! * [`Refusals`] limits how many refused connections are logged.
 //!
 //! ```no_run

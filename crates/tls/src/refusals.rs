@@ -1,4 +1,4 @@
-//! How many refused connections are logged.
+//! The limit on log messages about refused connections.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 /// In which [`MOST`] refusals are logged.
 const PERIOD: Duration = Duration::from_secs(10);
-/// Above it a stranger could fill the disk that holds the log.
+/// Without it any client could fill the disk that holds the log.
 const MOST: u32 = 10;
 
 /// Counts refused connections, of which a limited number is logged: ten in ten seconds.
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_of_refusals_is_counted_and_the_next_period_says_how_many_there_were() {
+    fn a_flood_of_refusals_is_counted_in_the_next_period() {
         let (refusals, begun) = (Refusals::default(), Duration::from_secs(5));
         for _ in 0..MOST {
             assert_eq!(refusals.next(begun), Some(0));

@@ -17,7 +17,7 @@ pub(crate) enum ClusterCommand {
     Up(UpArgs),
     /// Ends the nodes of the cluster in a directory, in order. `up` starts them again.
     Down(DownArgs),
-    /// Makes a CA for a cluster, and certificates by which its nodes know each other.
+    /// Makes a CA for a cluster, and certificates by which its nodes authenticate each other.
     #[command(subcommand)]
     Ca(CaCommand),
     /// Shows the nodes of a cluster, and what a client would meet. The exit code is 0 where all slots are
@@ -67,7 +67,7 @@ pub(crate) struct StatusArgs {
     pub(crate) access: AccessArgs,
 }
 
-// How the nodes are asked, as any client has to.
+// The password and TLS of connections to the nodes, as for any client.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct AccessArgs {
     /// The password is the first line of this file. Without it, that is in COLLIE_PASSWORD, if it is set.

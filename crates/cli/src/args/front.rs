@@ -73,7 +73,7 @@ pub(crate) struct DrainArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum FrontCommand {
-    /// Shows what the daemon of a mounted directory has to tell.
+    /// Shows the state of the daemon of a mounted directory.
     Status {
         /// The mounted directory.
         dir: PathBuf,

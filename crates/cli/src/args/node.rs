@@ -6,10 +6,9 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use collie_cluster::Layout;
 
-use super::address::{Address, address};
-use super::serve::size;
+use super::address::address;
+use super::serve::{ServingArgs, size};
 use super::tls::TlsArgs;
-use crate::serve::{Filter, LogFormat};
 
 /// A node of a cluster. It runs until SIGTERM, SIGINT or SHUTDOWN.
 #[derive(Debug, clap::Args)]
@@ -68,27 +67,8 @@ pub(crate) struct NodeArgs {
     pub(crate) log_limit: Option<u64>,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
-    /// Threads that serve clients; default: 0, one per core.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=1024))]
-    pub(crate) threads: Option<u16>,
-    /// Require the password on the first line of this file from clients. It must be the same on all
-    /// nodes.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) password_file: Option<PathBuf>,
-    /// Allow plain connections of clients off loopback, where passwords too go in clear; and TLS off
-    /// loopback without a password or certificates of clients.
-    #[arg(long)]
-    pub(crate) open_to_network: bool,
-    /// Answer requests for /metrics (Prometheus) and /healthz here; default: nowhere.
-    #[arg(long, value_name = "ADDR:PORT")]
-    pub(crate) metrics: Option<Address>,
-    /// Log this level and the more severe ones: error, warn, info (the default), debug or trace;
-    /// another level for some modules as in info,collie_log=debug.
-    #[arg(long, value_name = "LEVEL")]
-    pub(crate) log_level: Option<Filter>,
-    /// Format of diagnostics: text lines (the default) or JSON objects.
-    #[arg(long, value_enum, value_name = "FORMAT")]
-    pub(crate) log_format: Option<LogFormat>,
+    #[command(flatten)]
+    pub(crate) serving: ServingArgs,
 }
 
 /// The least limit of a node's log.

@@ -61,14 +61,22 @@ pub(crate) struct ServeArgs {
     /// Default: 0, only --wal-ttl limits it.
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub(crate) wal_size_limit: Option<i64>,
-    /// Threads that serve connections; default: 0, one per core.
+    #[command(flatten)]
+    pub(crate) serving: ServingArgs,
+}
+
+// What a server has in common with a node.
+#[derive(Debug, Default, Clone, clap::Args)]
+pub(crate) struct ServingArgs {
+    /// Threads that serve clients; default: 0, one per core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=1024))]
     pub(crate) threads: Option<u16>,
-    /// Require the password on the first line of this file from clients.
+    /// Require the password on the first line of this file from clients; of all nodes of a cluster the
+    /// same.
     #[arg(long, value_name = "FILE")]
     pub(crate) password_file: Option<PathBuf>,
-    /// Allow plain connections off loopback, where passwords too go in clear; and TLS off loopback
-    /// without a password or certificates of clients.
+    /// Allow plain connections of clients off loopback, where passwords too go in clear; and TLS off
+    /// loopback without a password or certificates of clients.
     #[arg(long)]
     pub(crate) open_to_network: bool,
     /// Answer requests for /metrics (Prometheus) and /healthz here; default: nowhere.

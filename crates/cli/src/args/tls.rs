@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-// The files of TLS for clients, and whom it asks for a certificate; by the names of Redis.
+// The files of TLS for clients, and whether these need a certificate; by the names of Redis.
 #[derive(Debug, Default, Clone, clap::Args)]
 pub(crate) struct TlsArgs {
     /// The certificate that clients are shown, PEM, followed by those between it and its CA. To a node of

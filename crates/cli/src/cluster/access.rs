@@ -1,4 +1,4 @@
-//! How the nodes of a cluster are asked: the password, and TLS.
+//! Connections to the nodes of a cluster: with a password, and over TLS.
 
 use std::io;
 use std::net::SocketAddr;
@@ -30,7 +30,7 @@ const PURPOSE: Purpose = Purpose {
     access: KeyAccess::Group,
 };
 
-/// How nodes are asked.
+/// The password and the settings of TLS for connections to nodes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Access {
     password: Option<String>,

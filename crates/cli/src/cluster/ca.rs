@@ -59,7 +59,7 @@ struct Maker {
 }
 
 impl Maker {
-    /// A CA. Returns what to say of it.
+    /// Makes a CA. Returns the message for the operator.
     fn ca(&self, dir: &Path, days: u32) -> anyhow::Result<String> {
         let device = &*self.device;
         device
@@ -82,7 +82,7 @@ impl Maker {
         ))
     }
 
-    /// The certificate of a node. Returns what to say of it.
+    /// Makes the certificate of a node. Returns the message for the operator.
     fn node(&self, dir: &Path, name: &str, days: u32) -> anyhow::Result<String> {
         check_name(name)?;
         let files = TlsFiles {
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_starts_on_what_was_made_and_only_the_owner_can_read_the_keys() {
+    fn a_node_starts_on_what_was_made_and_keys_are_private() {
         let outer = tempfile::tempdir().unwrap();
         let dir = outer.path().join("of the cluster");
         let said = maker().ca(&dir, 3650).unwrap();
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_overwritten_and_nothing_is_left_of_what_is_refused() {
+    fn nothing_is_overwritten_and_nothing_left_of_what_is_refused() {
         let dir = with_ca();
         maker().node(dir.path(), "one", 825).unwrap();
         let before = all(dir.path());
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_leads_out_of_the_directory_or_is_the_cas_is_refused() {
+    fn a_name_outside_of_the_directory_or_of_the_ca_is_refused() {
         let dir = with_ca();
         for name in [
             "",

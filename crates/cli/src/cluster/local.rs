@@ -5,13 +5,13 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use collie_cli::resp::{self, Client, Reply};
 use collie_io::{Device, OpenMode, RealDevice, write_all_at};
 use serde::{Deserialize, Serialize};
 
-use super::PATIENCE;
 use crate::node::is_node;
 
 /// The file that makes a directory that of a cluster.
@@ -20,10 +20,12 @@ const FILE: &str = "cluster.toml";
 const FILE_MAX: usize = 4096;
 /// From a node's port for clients to that for its peers, as in Redis Cluster.
 const PEER_PORT: u16 = 10_000;
+/// A node that runs answers within this time.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// So much of the end of a node's diagnostics is shown.
 const TAIL: usize = 2000;
 
-/// What `up` was asked for when it made the directory.
+/// The arguments of `up` when it made the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Shape {
@@ -33,14 +35,14 @@ pub(super) struct Shape {
 
 /// A cluster in a directory.
 #[derive(Debug)]
-pub(super) struct Local {
+pub(super) struct LocalCluster {
     dir: PathBuf,
     pub(super) shape: Shape,
 }
 
 /// A node of it.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct LocalNode {
     /// From 1 on. Not the node's number in the cluster, which it gets as it joins.
     pub(super) index: u16,
     pub(super) dir: PathBuf,
@@ -51,7 +53,7 @@ pub(super) struct Place {
     pub(super) peer: SocketAddr,
 }
 
-impl Local {
+impl LocalCluster {
     /// The cluster in a directory, if there is one.
     pub(super) fn find(dir: &Path) -> anyhow::Result<Option<Self>> {
         let path = dir.join(FILE);
@@ -94,9 +96,9 @@ impl Local {
             dir: std::path::absolute(dir)?,
             shape,
         };
-        made.places()
+        made.nodes()
             .iter()
-            .try_for_each(Place::check_ports)
+            .try_for_each(LocalNode::check_ports)
             .map_err(|error| anyhow!("{error:#}; choose another --port"))?;
         let device = RealDevice::new();
         let write = || -> anyhow::Result<()> {
@@ -118,11 +120,11 @@ impl Local {
         Ok(made)
     }
 
-    pub(super) fn places(&self) -> Vec<Place> {
-        let place = |index: u16| {
+    pub(super) fn nodes(&self) -> Vec<LocalNode> {
+        let node = |index: u16| {
             let port = self.shape.port + index - 1;
             let at = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-            Place {
+            LocalNode {
                 index,
                 dir: self.dir.join(format!("node-{index}")),
                 diagnostics: self.dir.join(format!("node-{index}.log")),
@@ -131,11 +133,11 @@ impl Local {
                 peer: at(port + PEER_PORT),
             }
         };
-        (1..=self.shape.nodes).map(place).collect()
+        (1..=self.shape.nodes).map(node).collect()
     }
 }
 
-impl Place {
+impl LocalNode {
     /// A connection to the node, if it runs.
     pub(super) fn connect(&self) -> Option<Client> {
         let mut client = Client::plain(resp::connect(self.address, PATIENCE).ok()?);
@@ -218,7 +220,7 @@ impl Place {
 
     /// Starts the node in the background, in a process group of its own: what ends this program does
     /// not end it.
-    pub(super) fn start(&self, how: &[OsString]) -> anyhow::Result<Child> {
+    pub(super) fn start(&self, start_args: &[OsString]) -> anyhow::Result<Child> {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let open = |flags| {
             let mode = rustix::fs::Mode::from_raw_mode(0o644);
@@ -236,7 +238,7 @@ impl Place {
             .arg(&self.dir)
             .args(["--listen", &self.address.to_string()])
             .args(["--peer", &self.peer.to_string()])
-            .args(how)
+            .args(start_args)
             .stdin(Stdio::null())
             .stdout(Stdio::from(diagnostics))
             .stderr(Stdio::from(both))
@@ -247,8 +249,8 @@ impl Place {
         Ok(process)
     }
 
-    /// The end of what the node said.
-    pub(super) fn said(&self) -> String {
+    /// The end of the node's diagnostics.
+    pub(super) fn log_tail(&self) -> String {
         let read = || -> std::io::Result<String> {
             let file = RealDevice::new().open(&self.diagnostics, OpenMode::Read)?;
             let len = file.stat()?.len;

@@ -6,17 +6,11 @@ mod local;
 mod status;
 mod up;
 mod verdict;
-
-use std::time::Duration;
+mod view;
 
 use collie_cli::Outcome;
 
 use crate::args::ClusterCommand;
-
-/// A node that runs answers within this time.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// From one look at what is waited for to the next.
-const PAUSE: Duration = Duration::from_millis(50);
 
 pub(crate) fn run(command: &ClusterCommand) -> anyhow::Result<Outcome> {
     match command {

@@ -13,10 +13,12 @@ use collie_server::cluster::SLOTS;
 use indicatif::ProgressBar;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::local::{Local, Place, Shape, check};
-use super::{PAUSE, status};
+use super::local::{LocalCluster, LocalNode, Shape, check};
+use super::view;
 use crate::args::{DownArgs, UpArgs};
 
+/// The time between two checks of a condition that is waited for.
+const PAUSE: Duration = Duration::from_millis(50);
 const NODES: u16 = 3;
 const PORT: u16 = 7001;
 /// A cluster that does not serve all keys within this time has a problem.
@@ -26,46 +28,46 @@ const DOWN_WITHIN: Duration = Duration::from_secs(60);
 
 pub(super) fn up(args: &UpArgs) -> anyhow::Result<Outcome> {
     let local = find_or_make(args)?;
-    let places = local.places();
+    let nodes = local.nodes();
     let began = RealClock.monotonic();
     let bar = output::spinner("starting");
     // Whatever listens at its address may be another program: a node of this directory has its lock.
-    let idle: Vec<_> = places.iter().filter(|place| !place.is_in_use()).collect();
-    idle.iter().try_for_each(|place| place.check_ports())?;
+    let idle: Vec<_> = nodes.iter().filter(|node| !node.is_in_use()).collect();
+    idle.iter().try_for_each(|node| node.check_ports())?;
     let mut started = Started::default();
-    for place in idle {
-        let process = how(place, &local).and_then(|mut how| {
+    for node in idle {
+        let process = start_args(node, &local).and_then(|mut start_args| {
             if let Some(limit) = args.log_limit {
-                how.extend(["--log-limit".into(), limit.to_string().into()]);
+                start_args.extend(["--log-limit".into(), limit.to_string().into()]);
             }
-            place.start(&how)
+            node.start(&start_args)
         });
         match process {
-            Ok(process) => started.0.push((place, process)),
+            Ok(process) => started.0.push((node, process)),
             Err(error) => return Err(started.end(error)),
         }
     }
     let count = started.0.len();
-    wait_until_served(&places, started, &bar)?;
+    wait_until_served(&nodes, started, &bar)?;
     bar.finish_and_clear();
     let took = Duration::from_nanos(RealClock.monotonic().saturating_sub(began));
     let mut results = Results::new();
-    let running = places.len() - count;
+    let running = nodes.len() - count;
     results.line(format_args!(
         "{} nodes serve all {SLOTS} slots after {:.1} s{}",
-        places.len(),
+        nodes.len(),
         took.as_secs_f64(),
         match running {
             0 => String::new(),
             n => format!(" ({n} of them ran already)"),
         }
     ))?;
-    for place in &places {
+    for node in &nodes {
         results.line(format_args!(
             "  {}  {}  diagnostics: {}",
-            place.address,
-            place.dir.display(),
-            place.diagnostics.display()
+            node.address,
+            node.dir.display(),
+            node.diagnostics.display()
         ))?;
     }
     let dir = args.dir.display();
@@ -77,14 +79,14 @@ pub(super) fn up(args: &UpArgs) -> anyhow::Result<Outcome> {
     Ok(Outcome::Good)
 }
 
-fn find_or_make(args: &UpArgs) -> anyhow::Result<Local> {
-    let Some(found) = Local::find(&args.dir)? else {
+fn find_or_make(args: &UpArgs) -> anyhow::Result<LocalCluster> {
+    let Some(found) = LocalCluster::find(&args.dir)? else {
         let shape = Shape {
             nodes: args.nodes.unwrap_or(NODES),
             port: args.port.unwrap_or(PORT),
         };
         check(shape)?;
-        return Local::make(&args.dir, shape);
+        return LocalCluster::make(&args.dir, shape);
     };
     let Shape { nodes, port } = found.shape;
     let dir = args.dir.display();
@@ -97,13 +99,13 @@ fn find_or_make(args: &UpArgs) -> anyhow::Result<Local> {
     Ok(found)
 }
 
-/// What a node is started with beside its places. A node that was there before needs nothing.
-fn how(place: &Place, local: &Local) -> anyhow::Result<Vec<OsString>> {
-    let places = local.places();
-    let first = places.first().map(|first| first.peer.to_string());
+/// The arguments that a node is started with besides its addresses: none, if it is a member already.
+fn start_args(node: &LocalNode, local: &LocalCluster) -> anyhow::Result<Vec<OsString>> {
+    let nodes = local.nodes();
+    let first = nodes.first().map(|first| first.peer.to_string());
     let words: Vec<String> = match first {
-        _ if place.is_member()? => Vec::new(),
-        Some(first) if place.index > 1 => vec!["--join".to_owned(), first],
+        _ if node.is_member()? => Vec::new(),
+        Some(first) if node.index > 1 => vec!["--join".to_owned(), first],
         _ => {
             // Of two, no majority survives the loss of one: more replicas would only cost.
             let replicas = if local.shape.nodes < 3 { 1 } else { 3 };
@@ -119,20 +121,20 @@ fn how(place: &Place, local: &Local) -> anyhow::Result<Vec<OsString>> {
 
 /// The nodes that were started, and their processes.
 #[derive(Default)]
-struct Started<'a>(Vec<(&'a Place, Child)>);
+struct Started<'a>(Vec<(&'a LocalNode, Child)>);
 
 impl Started<'_> {
     /// Why one of them does not run any more, if there is one.
     fn ended(&mut self) -> Option<anyhow::Error> {
         self.0
             .iter_mut()
-            .find_map(|(place, child)| match child.try_wait() {
+            .find_map(|(node, child)| match child.try_wait() {
                 Ok(None) => None,
                 Ok(Some(status)) => Some(anyhow!(
                     "node {} ended by itself ({status}); the end of {}:\n{}",
-                    place.index,
-                    place.diagnostics.display(),
-                    place.said().trim_end()
+                    node.index,
+                    node.diagnostics.display(),
+                    node.log_tail().trim_end()
                 )),
                 Err(error) => Some(anyhow!(error).context("cannot wait for a node")),
             })
@@ -163,18 +165,18 @@ impl Started<'_> {
     }
 }
 
-/// Waits until all nodes know all of them, and agree on a leader for every slot.
-fn wait_until_served(places: &[Place], mut started: Started<'_>, bar: &ProgressBar) -> anyhow::Result<()> {
+/// Waits until every node has all of them in its view, and all agree on a leader for every slot.
+fn wait_until_served(nodes: &[LocalNode], mut started: Started<'_>, bar: &ProgressBar) -> anyhow::Result<()> {
     let began = RealClock.monotonic();
     loop {
-        // All at one time: what one node knew before the others may have changed.
-        let views: Vec<_> = places.iter().map(|place| view(place, places.len())).collect();
+        // All at one time: an earlier view may be outdated.
+        let views: Vec<_> = nodes.iter().map(|node| view(node, nodes.len())).collect();
         let seen = match agreement(&views) {
             Ok(()) => return Ok(()),
             Err(seen) => seen,
         };
         bar.set_position(views.iter().filter(|view| view.is_ok()).count() as u64);
-        bar.set_message(format!("of {} nodes serve", places.len()));
+        bar.set_message(format!("of {} nodes serve", nodes.len()));
         if let Some(error) = started.ended() {
             bar.finish_and_clear();
             return Err(started.end(error));
@@ -185,22 +187,21 @@ fn wait_until_served(places: &[Place], mut started: Started<'_>, bar: &ProgressB
             "not all keys are served after {} s ({seen}): `collie cluster status` shows what is there, {} what a node \
              says; the nodes run on",
             UP_WITHIN.as_secs(),
-            places
+            nodes
                 .first()
-                .map(|place| place.diagnostics.display().to_string())
+                .map(|node| node.diagnostics.display().to_string())
                 .unwrap_or_default()
         );
         std::thread::sleep(PAUSE);
     }
 }
 
-/// What a node says of the cluster, if it knows all nodes and a leader for each slot; or else what it
-/// knows.
-fn view(place: &Place, nodes: usize) -> Result<SlotsView, String> {
-    let node = place.index;
-    let asked = place.connect().and_then(|mut client| {
-        let info = status::info(&mut client).ok()?;
-        Some((info, status::lines(&mut client).ok()?))
+/// A node's view, if it has all nodes and a leader for each slot; or else what it lacks.
+fn view(local: &LocalNode, nodes: usize) -> Result<SlotsView, String> {
+    let node = local.index;
+    let asked = local.connect().and_then(|mut client| {
+        let info = view::info(&mut client).ok()?;
+        Some((info, view::lines(&mut client).ok()?))
     });
     let Some((info, lines)) = asked else {
         return Err(format!("node {node} does not answer yet"));
@@ -222,7 +223,7 @@ fn view(place: &Place, nodes: usize) -> Result<SlotsView, String> {
     })
 }
 
-/// What a node says of the cluster.
+/// A node's view of who leads which slots.
 #[derive(Debug)]
 struct SlotsView {
     node: u16,
@@ -231,7 +232,7 @@ struct SlotsView {
     slots: BTreeMap<String, Vec<String>>,
 }
 
-/// Whether all nodes say the same; or else what is missing.
+/// Whether all views are the same; or else what is missing.
 fn agreement(views: &[Result<SlotsView, String>]) -> Result<(), String> {
     let mut first: Option<&SlotsView> = None;
     for view in views {
@@ -248,34 +249,34 @@ fn agreement(views: &[Result<SlotsView, String>]) -> Result<(), String> {
 }
 
 pub(super) fn down(args: &DownArgs) -> anyhow::Result<Outcome> {
-    let local = Local::get(&args.dir)?;
+    let local = LocalCluster::get(&args.dir)?;
     let bar = output::spinner("ending");
     // The lock on its directory is the first that a node takes, and the last that it gives back.
-    let mut ending = local.places();
-    ending.retain(Place::is_in_use);
+    let mut ending = local.nodes();
+    ending.retain(LocalNode::is_in_use);
     let count = ending.len();
     let began = RealClock.monotonic();
     while !ending.is_empty() {
-        for place in &ending {
+        for node in &ending {
             // One that starts, or waits to join, does not listen yet, and one that was asked does not
             // any more.
-            match place.connect() {
+            match node.connect() {
                 // All end: there is no node to hand over to. It answers nothing: the connection ends with
                 // the process.
                 Some(mut client) => drop(client.call(&[b"SHUTDOWN", b"NOW"])),
-                None => place.terminate()?,
+                None => node.terminate()?,
             }
         }
-        ending.retain(Place::is_in_use);
+        ending.retain(LocalNode::is_in_use);
         bar.set_position((count - ending.len()) as u64);
         let waited = RealClock.monotonic().saturating_sub(began);
-        if let Some(place) = ending.first() {
+        if let Some(node) = ending.first() {
             ensure!(
                 u128::from(waited) < DOWN_WITHIN.as_nanos(),
                 "node {} has not ended after {} s: {} says what it does",
-                place.index,
+                node.index,
                 DOWN_WITHIN.as_secs(),
-                place.diagnostics.display()
+                node.diagnostics.display()
             );
         }
         std::thread::sleep(PAUSE);

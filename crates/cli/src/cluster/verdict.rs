@@ -1,11 +1,11 @@
-//! What a client of the cluster would meet, by what all nodes say.
+//! The health of a cluster, by the views of its nodes.
 
 use std::collections::BTreeMap;
 
 use collie_server::cluster::SLOTS;
 use serde::Serialize;
 
-use super::status::{Line, View};
+use super::view::{Line, View};
 
 /// How well a cluster serves, and the exit code for scripts. 2 is that of a wrong command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -32,7 +32,7 @@ impl Health {
     }
 }
 
-/// A node, by what it says itself and by what the others say of it.
+/// A node, by its own view and by those of the others.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Node {
     pub(super) address: String,
@@ -43,11 +43,11 @@ pub(super) struct Node {
     pub(super) answers: bool,
     /// Why not.
     pub(super) unanswered: Option<String>,
-    /// How many slots it leads: it says so, and a majority of their replicas has confirmed it.
+    /// How many slots it leads, by its own view, confirmed by a majority of their replicas.
     pub(super) slots: u64,
     /// How many keys are in them.
     pub(super) keys: Option<u64>,
-    /// What is wrong with it, by its own word.
+    /// The problems that it reports of itself.
     pub(super) problems: Vec<String>,
 }
 
@@ -64,7 +64,7 @@ pub(super) struct Verdict {
 }
 
 impl Node {
-    /// In a word, for the table.
+    /// For the table.
     pub(super) fn state(&self) -> &'static str {
         match (self.answers, self.alive) {
             (true, true) => "alive",
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn slots_that_no_node_leads_by_its_own_word_are_not_served() {
-        // One is dead, one is stopped: the last one hears nobody.
+        // One is dead, one is stopped: the last one hears no other.
         let outage = verdict([view([true, false, false], &[]), silent(), silent()]);
         assert_eq!((outage.state, outage.served), (Health::Down, 0));
         assert_eq!(outage.unserved, ["0-16383"]);

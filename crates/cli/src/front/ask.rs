@@ -1,4 +1,4 @@
-//! Asking the daemon of a mounted directory: through the files in its `.collie`, which is not
+//! Requests to the daemon of a mounted directory: through the files in its `.collie`, which is not
 //! listed.
 
 use std::io;
@@ -17,7 +17,7 @@ pub(super) struct Daemon {
     pid: u32,
 }
 
-/// What cannot be asked.
+/// Why the daemon cannot be asked.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AskError {
     #[error("{}: it is mounted for the user {owner} alone, and this one is refused; run this as that user: sudo -u {owner} collie …", dir.display())]
@@ -56,7 +56,7 @@ fn failed(dir: &Path, otherwise: impl FnOnce(io::Error) -> AskError) -> impl FnO
     }
 }
 
-/// What a daemon does on demand.
+/// A command of a daemon.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum DaemonCommand {
     Commit,
@@ -65,7 +65,7 @@ pub(super) enum DaemonCommand {
     Leave,
 }
 
-/// What `status` says. A daemon of another version may lack everything but its process.
+/// The content of `status`. That of a daemon of another version may lack everything but its process.
 #[derive(Debug, Deserialize)]
 pub(super) struct Status {
     pub(super) pid: u32,

@@ -1,8 +1,8 @@
 //! `collie mount | umount | drain | front`.
 
 mod ask;
-mod patience;
 mod serving;
+mod timeout;
 mod users;
 
 use std::io::ErrorKind;
@@ -25,12 +25,12 @@ use serving::{Signals, serve};
 
 /// A daemon that has not answered by then may never.
 const LONG: Duration = Duration::from_secs(30);
-/// After it a command says what it waits for.
+/// After it a command reports what it waits for.
 const SOME_TIME: Duration = Duration::from_secs(5);
 
 pub(crate) fn mount(args: &MountArgs) -> anyhow::Result<Outcome> {
     ignore_hangup().context("SIGHUP cannot be ignored")?;
-    // What is created has the mode that the process asks for.
+    // What is created has the mode that the process of the server requests.
     rustix::process::umask(rustix::fs::Mode::empty());
     raise_open_files();
     let mut options = MountOptions::default();
@@ -88,8 +88,7 @@ fn of_other(dir: &Path, error: MountError) -> anyhow::Error {
     }
 }
 
-/// Prints what a daemon has to say. Where nothing reads it the daemon goes on: who uses the mount
-/// would have to do without it.
+/// Prints a message of the daemon. A failure does not end the daemon, which others use.
 fn say(text: impl std::fmt::Display) {
     let mut results = Results::new();
     let said = results.line(&text).and_then(|()| results.flush());
@@ -171,7 +170,7 @@ fn ask<T: Send + 'static>(
             dir.display()
         ));
     };
-    patience::patiently(SOME_TIME, say, work)?
+    timeout::with_notice(SOME_TIME, say, work)?
 }
 
 /// Does `work` with the daemon of a directory, which is done at once.
@@ -187,7 +186,7 @@ fn ask_at_once<T: Send + 'static>(
             LONG.as_secs()
         )
     };
-    patience::within(LONG, why, work)?
+    timeout::within(LONG, why, work)?
 }
 
 pub(crate) fn umount(args: &UmountArgs) -> anyhow::Result<Outcome> {
@@ -317,10 +316,10 @@ pub(crate) fn run(command: &FrontCommand) -> anyhow::Result<Outcome> {
     }
 }
 
-/// What a daemon has to tell.
+/// The state of a daemon, for people.
 struct Answer {
     status: Status,
-    /// In the words that were asked for.
+    /// In the format that was requested.
     text: Option<String>,
 }
 

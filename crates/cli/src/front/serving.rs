@@ -1,4 +1,4 @@
-//! The end of a mount: who asks for it, and what becomes of a mount that is in use.
+//! The end of a mount: the signals that request it, and what becomes of a mount that is in use.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +57,7 @@ pub(super) fn serve(mount: Mount, signals: Signals) -> anyhow::Result<Option<Mou
     std::thread::Builder::new()
         .spawn(move || {
             waiting.wait();
-            // Before the word, at which no one else has the mount.
+            // Before the message, after which no other thread has the mount.
             drop(waiting);
             // Where it is not received, the mount is detached.
             let _ = sender.send(());
@@ -118,7 +118,7 @@ impl MountEnd<'_> {
         self.stage == Stage::Refused
     }
 
-    /// A signal asks for the end.
+    /// A signal requests the end.
     fn asked(&mut self) {
         match self.stage {
             Stage::Serves => self.commit_and_unmount(),

@@ -1,4 +1,4 @@
-//! Who uses a mount, and whose it is, as the system's `/proc` says.
+//! The processes that use a mount, and its owner, by the system's `/proc`.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -11,7 +11,7 @@ use collie_io::{Device, OpenMode, RealDevice};
 /// Processes that are named; of more the number is.
 const NAMED: usize = 5;
 
-/// A small file of `/proc`, whose length nothing says.
+/// A small file of `/proc`, whose length is not known before it is read.
 fn text(path: &Path) -> Option<String> {
     let file = RealDevice::new().open(path, OpenMode::Read).ok()?;
     let (mut bytes, mut piece) = (Vec::new(), vec![0; 1 << 14]);
@@ -54,13 +54,13 @@ fn users(dir: &Path, daemon: u32) -> BTreeMap<u32, String> {
 pub(super) fn busy(dir: &Path, daemon: u32, error: MountError) -> anyhow::Error {
     let is_busy = matches!(&error, MountError::Io { source, .. } if source.kind() == ErrorKind::ResourceBusy);
     match is_busy {
-        true => anyhow!("{error}; {}", tell(dir, daemon)),
+        true => anyhow!("{error}; {}", usage(dir, daemon)),
         false => error.into(),
     }
 }
 
 /// Says which processes use a directory, or how to find them.
-fn tell(dir: &Path, daemon: u32) -> String {
+fn usage(dir: &Path, daemon: u32) -> String {
     let found = users(dir, daemon);
     if found.is_empty() {
         return format!(
@@ -130,15 +130,15 @@ mod tests {
     fn a_process_with_an_open_file_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path().canonicalize().unwrap();
-        assert!(tell(&at, 0).contains("fuser -vm"));
+        assert!(usage(&at, 0).contains("fuser -vm"));
         let path = at.join("file");
         let _file = RealDevice::new().open(&path, OpenMode::CreateNew).unwrap();
-        let said = tell(&at, 0);
+        let said = usage(&at, 0);
         assert!(
             said.contains(&format!("process {} (", std::process::id())),
             "{said}"
         );
-        let of_others = tell(&at, std::process::id());
+        let of_others = usage(&at, std::process::id());
         assert!(
             of_others.contains("fuser -vm"),
             "the daemon is no user: {of_others}"

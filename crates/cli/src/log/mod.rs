@@ -1,5 +1,6 @@
 //! `collie log dump | tail | verify | repair`.
 
+mod frames;
 mod tail;
 
 use std::borrow::Cow;
@@ -12,11 +13,12 @@ use anyhow::{Context, bail};
 use collie_cli::Outcome;
 use collie_cli::output::{self, Results};
 use collie_io::{Device, RealDevice};
-use collie_log::inspect::{FrameView, Inspection, Repair, inspect, repair};
+use collie_log::inspect::{Inspection, Repair, inspect, repair};
 use collie_log::{LogError, RingOutcome, TornTail};
 use serde::Serialize;
 
 use crate::args::LogCommand;
+use frames::{Shown, frame_heading, frame_line, frame_text, name_of};
 
 pub(crate) fn run(command: &LogCommand) -> anyhow::Result<Outcome> {
     let device: Arc<dyn Device> = Arc::new(RealDevice::new());
@@ -48,7 +50,7 @@ pub(crate) fn run(command: &LogCommand) -> anyhow::Result<Outcome> {
             tail::tail(&device, &dir, wanted)
         }
         LogCommand::Verify { dir, json } => verify(&device, &log_dir(&*device, dir)?, *json),
-        LogCommand::Repair { dir, json } => mend(&device, &log_dir(&*device, dir)?, *json),
+        LogCommand::Repair { dir, json } => repair_log(&device, &log_dir(&*device, dir)?, *json),
     }
 }
 
@@ -81,33 +83,6 @@ fn is_archive(device: &dyn Device, dir: &Path) -> bool {
         .any(|entry| !entry.is_dir() && is_archived(&entry.name))
 }
 
-/// How much of a frame's payload is shown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shown {
-    Preview,
-    Payload,
-}
-
-/// The bytes of a payload that a line of a dump shows.
-const PREVIEW: usize = 24;
-
-#[derive(Serialize)]
-struct FrameLine<'a> {
-    lsn: u64,
-    end: u64,
-    epoch: u32,
-    durable_mark: u64,
-    stream: u32,
-    kind: u8,
-    kind_name: &'static str,
-    len: usize,
-    /// The segment that contains it; none if it is only in the ring.
-    segment: Option<Cow<'a, str>>,
-    offset: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    payload: Option<String>,
-}
-
 fn dump(device: &Arc<dyn Device>, dir: &Path, json: bool, shown: Shown) -> anyhow::Result<Outcome> {
     let mut results = Results::new();
     if !json {
@@ -128,66 +103,6 @@ fn dump(device: &Arc<dyn Device>, dir: &Path, json: bool, shown: Shown) -> anyho
     let found = found?;
     output::note(summary(&found));
     Ok(Outcome::Good)
-}
-
-fn frame_line<'a>(frame: &FrameView<'a>, shown: Shown) -> FrameLine<'a> {
-    FrameLine {
-        lsn: frame.lsn,
-        end: frame.end,
-        epoch: frame.epoch,
-        durable_mark: frame.durable_mark,
-        stream: frame.stream,
-        kind: frame.kind,
-        kind_name: frame.kind_name(),
-        len: frame.payload.len(),
-        segment: frame.place.map(|(path, _)| path.to_string_lossy()),
-        offset: frame.place.map(|(_, offset)| offset),
-        payload: (shown == Shown::Payload).then(|| hex(frame.payload)),
-    }
-}
-
-/// The heading of the lines of [`frame_text`].
-fn frame_heading() -> String {
-    format!(
-        "{:>14} {:>8} {:>5} {:>8} {:>4} {:<6} {:<28} payload",
-        "lsn", "bytes", "epoch", "stream", "kind", "", "at"
-    )
-}
-
-fn frame_text(frame: &FrameLine<'_>, payload: &[u8], shown: Shown) -> String {
-    let place = match (&frame.segment, frame.offset) {
-        (Some(segment), Some(offset)) => format!("{}:{offset}", name_of(Path::new(&**segment))),
-        _ => "ring".to_owned(),
-    };
-    let payload = match shown {
-        Shown::Payload => hex(payload),
-        Shown::Preview => preview(payload),
-    };
-    format!(
-        "{:>14} {:>8} {:>5} {:>8} {:>4} {:<6} {:<28} {payload}",
-        frame.lsn, frame.len, frame.epoch, frame.stream, frame.kind, frame.kind_name, place,
-    )
-}
-
-fn name_of(path: &Path) -> Cow<'_, str> {
-    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy()
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use fmt::Write;
-    bytes
-        .iter()
-        .fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-            // Writing to a string cannot fail.
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
-}
-
-fn preview(payload: &[u8]) -> String {
-    let head = payload.get(..PREVIEW.min(payload.len())).unwrap_or_default();
-    let more = if payload.len() > PREVIEW { "…" } else { "" };
-    format!("{}{more}", head.escape_ascii())
 }
 
 #[derive(Serialize)]
@@ -348,7 +263,7 @@ struct RepairLine {
     kept: Vec<String>,
 }
 
-fn mend(device: &Arc<dyn Device>, dir: &Path, json: bool) -> anyhow::Result<Outcome> {
+fn repair_log(device: &Arc<dyn Device>, dir: &Path, json: bool) -> anyhow::Result<Outcome> {
     let bar = output::spinner("repair");
     let done = repair(device, dir);
     bar.finish_and_clear();
@@ -381,17 +296,4 @@ fn print_repair(results: &mut Results, dir: &Path, done: &Repair) -> io::Result<
         results.line(format_args!("kept as it was: {}", kept.display()))?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn payloads_are_shown_short_and_printable() {
-        assert_eq!(preview(b"plain"), "plain");
-        assert_eq!(preview(b"\0\xff\n"), "\\x00\\xff\\n");
-        assert!(preview(&[b'a'; 100]).ends_with("a…"));
-        assert_eq!(hex(&[0, 0x1f, 0xff]), "001fff");
-    }
 }

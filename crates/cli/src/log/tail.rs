@@ -13,7 +13,7 @@ use collie_log::follow::{Followed, Follower};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{FrameLine, Shown, frame_heading, frame_text, hex};
+use super::frames::{FrameLine, Shown, frame_heading, frame_text, hex};
 
 /// How long to wait for more frames after a read without any: doubled each time, up to the second
 /// value.

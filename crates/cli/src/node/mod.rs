@@ -15,11 +15,8 @@ use collie_server::{Addresses, Server, ServerConfig, Verbosity, ignore_hangup, t
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::{Address, NodeArgs, ServeArgs};
-use crate::notify::Supervisor;
-use crate::serve::{
-    Effective, LogFormat, Reload, after_first_poll, announce, ended_or_reloading, start_diagnostics,
-};
+use crate::args::{Address, NodeArgs, ServeArgs, ServingArgs};
+use crate::serve::{Effective, LogFormat, Reload, announce, serve_until, start_diagnostics};
 
 /// The ring of the node's own store, and a segment of its log: it holds little.
 const OWN_BYTES: usize = 1 << 20;
@@ -63,7 +60,7 @@ pub(crate) fn run(args: &NodeArgs) -> anyhow::Result<Outcome> {
     }
 }
 
-/// The library that finds out who leads says at each step what it does. Its errors come back as ours.
+/// openraft logs each of its steps. Its errors are returned, and logged by this program.
 const FILTER: &str = "info,openraft=error";
 
 /// What a node has in common with a server of its own.
@@ -76,12 +73,10 @@ fn serving(args: &NodeArgs) -> ServeArgs {
         tls_listen: is_tls.then_some(Address::At(args.listen)),
         tls_only: is_tls,
         tls: args.tls.clone(),
-        threads: args.threads,
-        password_file: args.password_file.clone(),
-        open_to_network: args.open_to_network,
-        metrics: args.metrics.clone(),
-        log_level: args.log_level.clone().or_else(|| FILTER.parse().ok()),
-        log_format: args.log_format,
+        serving: ServingArgs {
+            log_level: args.serving.log_level.clone().or_else(|| FILTER.parse().ok()),
+            ..args.serving.clone()
+        },
         ..ServeArgs::default()
     }
 }
@@ -188,30 +183,15 @@ fn clients(
 ) -> anyhow::Result<bool> {
     let addresses = addresses.in_cluster(node.cluster(), node.clock());
     let server = Server::listen(addresses, node.db().clone())?;
-    let addr = server.local_addr();
-    if let Some(addr) = server.metrics_addr() {
-        announce(format, format_args!("metrics at http://{addr}/metrics"));
-    }
-    let supervisor = Supervisor::from_environment();
-    let ending = supervisor.clone().stopping_on_drop();
-    let on_first_poll = || {
-        announce(format, format_args!("listening on {addr}"));
-        supervisor.ready(&format!("listening on {addr}"));
-    };
     let mut failed = None;
-    let settings = server.settings();
-    server.run(async {
-        // The server drops this future when it stops accepting, whatever the reason.
-        let _ending = ending;
-        let ended = async {
-            tokio::select! {
-                biased;
-                error = node.failed() => failed = Some(error),
-                () = terminated => {}
-            }
-        };
-        after_first_poll(ended_or_reloading(ended, reload, settings), on_first_poll).await;
-    })?;
+    let ended = async {
+        tokio::select! {
+            biased;
+            error = node.failed() => failed = Some(error),
+            () = terminated => {}
+        }
+    };
+    serve_until(ended, server, format, reload, "")?;
     match failed {
         None => Ok(true),
         Some(error) => Err(error).context("a log of the node has failed, so that it can write no more"),

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::listening::{Endpoints, Listening};
 use super::logging::{Filter, LogFormat};
 use super::store::{RingBytes, Store};
-use super::values::{Bytes, Number};
+use super::values::{Bytes, Number, seconds};
 use crate::args::{Address, ServeArgs};
 
 /// The longest configuration file that is read, in bytes.
@@ -93,10 +93,6 @@ impl Default for Diagnostics {
 
 fn signed(size: usize) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
-}
-
-pub(super) fn seconds(span: Duration) -> i64 {
-    i64::try_from(span.as_secs()).unwrap_or(i64::MAX)
 }
 
 /// The configuration in force, with warnings about its sources.
@@ -330,10 +326,10 @@ impl Config {
             store.wal_size_limit = Bytes(limit);
         }
         server.override_by(args);
-        if let Some(filter) = &args.log_level {
+        if let Some(filter) = &args.serving.log_level {
             diagnostics.log_level = filter.clone();
         }
-        if let Some(format) = args.log_format {
+        if let Some(format) = args.serving.log_format {
             diagnostics.log_format = format;
         }
     }
@@ -623,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mutated_configuration_is_taken_as_it_is_shown_or_refused_with_the_place() {
+    fn a_mutated_configuration_is_taken_as_shown_or_refused() {
         let mut corpus = collie_sim::fuzz::corpus("configurations");
         corpus.push(uncommented().into_bytes());
         collie_sim::fuzz::mutations("configurations", &corpus, 4_000, |_, bytes| {

@@ -7,8 +7,7 @@ use anyhow::{anyhow, ensure};
 use collie_server::{ServerConfig, TlsConfig, TlsSettings};
 use serde::{Deserialize, Serialize};
 
-use super::config::seconds;
-use super::values::{Number, Secret};
+use super::values::{Number, Secret, seconds};
 use crate::args::values::Durability;
 use crate::args::{Address, AuthClients, ServeArgs, TlsArgs};
 
@@ -76,7 +75,7 @@ impl Listening {
         Ok(())
     }
 
-    /// Puts what the command line says before what the file says.
+    /// Overrides the file's settings by those of the command line.
     pub(super) fn override_by(&mut self, args: &ServeArgs) {
         if let Some(listen) = &args.listen {
             self.listen = listen.clone();
@@ -109,20 +108,20 @@ impl Listening {
         if let Some(asked) = tls_auth_clients {
             self.tls_auth_clients = *asked;
         }
-        if let Some(addr) = &args.metrics {
+        if let Some(addr) = &args.serving.metrics {
             self.metrics = Some(addr.clone());
         }
         if let Some(ack) = args.ack {
             self.ack = ack;
         }
-        if let Some(threads) = args.threads {
+        if let Some(threads) = args.serving.threads {
             self.threads = Number(threads.into());
         }
-        if let Some(file) = &args.password_file {
+        if let Some(file) = &args.serving.password_file {
             self.password_file = Some(file.clone());
             self.requirepass = None;
         }
-        self.open_to_network |= args.open_to_network;
+        self.open_to_network |= args.serving.open_to_network;
     }
 
     /// Whether it listens at `listen`.

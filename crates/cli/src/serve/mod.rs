@@ -17,7 +17,7 @@ use collie_db::{Db, Options, RecoveryReport};
 use collie_io::{Clock, RealClock};
 use collie_log::{RingMode, RingOutcome};
 use collie_server::{
-    Ack, Addresses, LiveSettings, Server, ServerConfig, Verbosity, ignore_hangup, termination,
+    Ack, Addresses, Server, ServerConfig, ServerError, Verbosity, ignore_hangup, termination,
 };
 
 use crate::args::ServeArgs;
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Outcome> {
 }
 
 /// Opens the store in `dir`, reports what was recovered, and serves until shutdown. SIGHUP reloads
-/// what `reload` says.
+/// the settings of `reload`.
 fn serve(
     dir: &Path,
     options: Options,
@@ -116,7 +116,6 @@ fn serve(
         }
     };
     drop(db);
-    let addr = server.local_addr();
     announce(
         format,
         format_args!("ack {ack}: replies are sent once {}", when(ack)),
@@ -124,41 +123,49 @@ fn serve(
     if let Some(addr) = server.tls_addr() {
         announce(format, format_args!("TLS at {addr}"));
     }
-    if let Some(addr) = server.metrics_addr() {
-        announce(format, format_args!("metrics at http://{addr}/metrics"));
-    }
-    let supervisor = Supervisor::from_environment();
-    let ending = supervisor.clone().stopping_on_drop();
-    let on_first_poll = || {
-        announce(format, format_args!("listening on {addr}"));
-        supervisor.ready(&format!("listening on {addr}, ack {ack}"));
-    };
-    let settings = server.settings();
-    server.run(async move {
-        // The server drops this future when it stops accepting, whatever the reason.
-        let _ending = ending;
-        after_first_poll(ended_or_reloading(termination(), reload, settings), on_first_poll).await;
-    })?;
+    serve_until(termination(), server, format, reload, &format!(", ack {ack}"))?;
     announce(format, "ended in order: everything is on disk");
     Ok(Outcome::Good)
 }
 
-/// Waits for the end, and reloads settings until then.
-pub(crate) async fn ended_or_reloading(
+/// Serves clients until `ended` completes or a client shuts the server down, and reloads settings at
+/// each SIGHUP. Once the signals are caught, announces the address, and notifies the supervisor with
+/// `status` behind it.
+pub(crate) fn serve_until(
     ended: impl Future<Output = ()>,
+    server: Server,
+    format: LogFormat,
     reload: Reload,
-    settings: LiveSettings,
-) {
-    tokio::select! {
-        () = ended => {}
-        () = reload.at_hangups(settings) => {}
+    status: &str,
+) -> Result<(), ServerError> {
+    if let Some(addr) = server.metrics_addr() {
+        announce(format, format_args!("metrics at http://{addr}/metrics"));
     }
+    let listening = format!("listening on {}", server.local_addr());
+    let supervisor = Supervisor::from_environment();
+    let ending = supervisor.clone().stopping_on_drop();
+    let on_first_poll = || {
+        announce(format, &listening);
+        supervisor.ready(&format!("{listening}{status}"));
+    };
+    let settings = server.settings();
+    server.run(async {
+        // The server drops this future when it stops accepting, whatever the reason.
+        let _ending = ending;
+        let ended_or_reloading = async {
+            tokio::select! {
+                () = ended => {}
+                () = reload.at_hangups(settings) => {}
+            }
+        };
+        after_first_poll(ended_or_reloading, on_first_poll).await;
+    })
 }
 
 /// Calls `on_first_poll` once `future` has been polled. By then the signals that end the server are
 /// caught: a supervisor that learns that the server listens may end it at once, and it ends in
 /// order.
-pub(crate) async fn after_first_poll(future: impl Future<Output = ()>, on_first_poll: impl FnOnce()) {
+async fn after_first_poll(future: impl Future<Output = ()>, on_first_poll: impl FnOnce()) {
     let mut future = std::pin::pin!(future);
     let mut on_first_poll = Some(on_first_poll);
     std::future::poll_fn(|context| {

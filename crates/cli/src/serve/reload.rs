@@ -1,7 +1,7 @@
 //! SIGHUP: the configuration, the password and the files of TLS are read anew.
 //!
 //! What has changed since they were read last is put in force, all or none, as far as `CONFIG SET` can
-//! change it; what a client has set meanwhile stays where the files say what they said. The files of
+//! change it; what a client has set meanwhile stays where the files have not changed. The files of
 //! TLS are read anew in any case, by the names in force.
 
 use std::collections::BTreeSet;

@@ -9,8 +9,7 @@ use collie_server::ServerConfig;
 use serde::de::{Error as _, Unexpected};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::config::seconds;
-use super::values::{Bytes, Number};
+use super::values::{Bytes, Number, seconds};
 use crate::args::values::Ring;
 
 /// The ring's default size, and the size if its file system has no room for that.

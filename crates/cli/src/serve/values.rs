@@ -2,12 +2,18 @@
 //! found; the parser of the file adds line and key.
 
 use std::fmt;
+use std::time::Duration;
 
 use collie_server::parse_bytes;
 use serde::de::{Error as _, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::args::Address;
+
+/// The value of a setting that is a number of seconds.
+pub(super) fn seconds(span: Duration) -> i64 {
+    i64::try_from(span.as_secs()).unwrap_or(i64::MAX)
+}
 
 /// A whole number from `MIN` to `MAX`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::process::{Command, Output};
 
-pub(crate) use crate::outputs::{json_lines, rings_of, stderr};
+pub(crate) use crate::outputs::{json_lines, stderr};
 
 /// The binary under test, to which a test adds arguments.
 pub(crate) fn collie() -> Command {

@@ -30,16 +30,20 @@ fn payload(n: u64) -> Vec<u8> {
 /// A closed log of [`FRAMES`] frames over several segments, and where they lie.
 fn make(dir: &Path) -> Vec<Span> {
     let log = Log::open(dir, options()).unwrap();
-    let mut worker = log.worker().unwrap();
-    let mut spans = Vec::new();
-    for n in 0..FRAMES {
-        let span = worker.append(7, 3, &payload(n)).unwrap();
-        log.wait(span.end, Level::Disk).unwrap();
-        spans.push(span);
-    }
-    drop(worker);
+    let spans = fill(&log);
     log.close().unwrap();
     spans
+}
+
+/// Appends [`FRAMES`] frames and waits until each is durable; returns where they lie.
+fn fill(log: &Log) -> Vec<Span> {
+    let mut worker = log.worker().unwrap();
+    let append = |n| {
+        let span = worker.append(7, 3, &payload(n)).unwrap();
+        log.wait(span.end, Level::Disk).unwrap();
+        span
+    };
+    (0..FRAMES).map(append).collect()
 }
 
 fn args(command: &str, dir: &Path, flags: &[&str]) -> Vec<OsString> {
@@ -132,7 +136,7 @@ fn a_whole_log_verifies_and_is_not_repaired() {
 }
 
 #[test]
-fn damage_is_reported_with_its_position_and_repair_truncates_there_and_keeps_the_rest() {
+fn damage_is_reported_with_its_position_and_repair_truncates_it() {
     let dir = tempfile::tempdir().unwrap();
     let spans = make(dir.path());
     let segment = damage(dir.path(), 40);
@@ -188,7 +192,7 @@ fn a_log_in_use_is_refused_with_its_holder() {
 }
 
 #[test]
-fn the_log_of_a_store_is_found_and_other_directories_are_left_alone() {
+fn the_log_of_a_store_is_found_and_other_directories_are_not() {
     let dir = tempfile::tempdir().unwrap();
     make(&dir.path().join("log"));
     assert!(run(args("verify", dir.path(), &[])).status.success());
@@ -295,21 +299,14 @@ fn make_archived(dir: &Path) -> (Log, Vec<Span>) {
         ..options()
     };
     let log = Log::open(dir, options).unwrap();
-    let mut worker = log.worker().unwrap();
-    let mut spans = Vec::new();
-    for n in 0..FRAMES {
-        let span = worker.append(7, 3, &payload(n)).unwrap();
-        log.wait(span.end, Level::Disk).unwrap();
-        spans.push(span);
-    }
+    let spans = fill(&log);
     log.retain("test", log.durable());
     assert!(log.oldest() > spans[60].end && segments(&dir.join("archive")).len() >= 2);
-    drop(worker);
     (log, spans)
 }
 
 #[test]
-fn a_tail_from_an_archived_frame_goes_on_into_the_live_log_while_that_is_open() {
+fn a_tail_from_an_archived_frame_continues_in_the_live_log() {
     let store = tempfile::tempdir().unwrap();
     let dir = store.path().join("log");
     let (log, spans) = make_archived(&dir);
@@ -357,7 +354,7 @@ fn a_tail_from_an_archived_frame_goes_on_into_the_live_log_while_that_is_open() 
 }
 
 #[test]
-fn an_archive_is_dumped_and_verified_by_itself_and_its_damage_is_named() {
+fn an_archive_is_dumped_and_verified_and_its_damage_named() {
     let dir = tempfile::tempdir().unwrap();
     let (log, spans) = make_archived(dir.path());
     let archive = dir.path().join("archive");

@@ -23,4 +23,6 @@ mod outputs;
 mod reload;
 mod rings;
 mod serve;
+#[path = "../shared/mod.rs"]
+mod shared;
 mod tls;

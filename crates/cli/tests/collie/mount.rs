@@ -140,13 +140,13 @@ impl Mounted {
         kill_process(Pid::from_child(&self.daemon), Signal::TERM).unwrap();
     }
 
-    /// The next line that the daemon says beside its results, once it is mounted.
+    /// The next line of the daemon's messages, once it is mounted.
     fn says(&mut self) -> String {
         let mut lines = self.said.by_ref().lines().map(Result::unwrap);
         lines.find(|line| !line.starts_with("taking room ")).unwrap()
     }
 
-    /// How the daemon ends, and what else it says.
+    /// The exit status of the daemon, and its other messages.
     fn ends(&mut self) -> (ExitStatus, String) {
         let daemon = &mut self.daemon;
         let status = until("the daemon ends", || daemon.try_wait().unwrap());

@@ -40,7 +40,7 @@ fn config_get(client: &mut Client, name: &str) -> String {
 }
 
 #[test]
-fn the_command_line_goes_before_the_file_and_the_file_before_the_defaults() {
+fn the_command_line_overrides_the_file_and_that_the_defaults() {
     let dir = tempfile::tempdir().unwrap();
     let text = "[server]\nack = \"process\"\nthreads = 3\n[limits]\nmaxclients = 77\ntimeout = 600\n\
                 authentication-timeout = 7\n\
@@ -102,7 +102,7 @@ fn every_setting_of_config_set_can_stand_in_the_file() {
 }
 
 #[test]
-fn a_configuration_is_checked_and_printed_without_opening_the_store() {
+fn a_configuration_is_checked_without_opening_the_store() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("store");
     let text = format!(
@@ -138,7 +138,7 @@ fn a_configuration_is_checked_and_printed_without_opening_the_store() {
 }
 
 #[test]
-fn what_the_log_keeps_and_how_it_is_written_is_set_in_the_file_or_before_it_by_flags() {
+fn the_logs_options_are_set_in_the_file_or_by_flags() {
     let dir = tempfile::tempdir().unwrap();
     let text = "[store]\nwal-ttl = 3600\nwal-size-limit = \"2gb\"\n";
     let served = served_with(dir.path(), text, &["--pad-to-block"]);
@@ -314,7 +314,7 @@ fn with_json_every_line_is_an_object_even_the_last() {
 }
 
 #[test]
-fn the_supervisor_learns_when_clients_can_connect_and_when_it_ends() {
+fn the_supervisor_is_notified_of_the_start_and_the_end() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("notify");
     for shutdown in [false, true] {
@@ -418,7 +418,7 @@ fn the_unit_is_one_that_systemd_takes_and_keeps_the_ring_alive() {
 }
 
 #[test]
-fn open_files_are_raised_to_their_limit_and_clients_lowered_to_what_it_allows() {
+fn open_files_are_raised_to_their_limit_and_clients_lowered() {
     let dir = tempfile::tempdir().unwrap();
     let limited = |limit: &str| {
         let mut shell = std::process::Command::new("sh");
@@ -455,7 +455,7 @@ fn open_files_are_raised_to_their_limit_and_clients_lowered_to_what_it_allows() 
 }
 
 #[test]
-fn values_of_16_mib_and_of_the_limit_are_kept_and_one_byte_more_is_refused() {
+fn values_up_to_the_limit_are_kept_and_longer_ones_refused() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("store");
     let mib16 = 16 << 20;

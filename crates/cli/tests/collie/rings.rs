@@ -1,4 +1,4 @@
-//! `collie rings`, and what a start says of rings whose stores are gone.
+//! `collie rings`, and the warning of a start about rings whose stores are gone.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ fn rings(dir: &Path, more: &[&str]) -> Vec<Value> {
 }
 
 #[test]
-fn the_ring_of_a_store_that_was_removed_is_named_listed_and_removed() {
+fn the_ring_of_a_removed_store_is_named_listed_and_removed() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     std::fs::create_dir(at("rings")).unwrap();

@@ -8,7 +8,8 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::client::{Client, command};
-use crate::common::{collie, rings_of, run, stderr};
+use crate::common::{collie, run, stderr};
+use crate::shared::rings_of;
 
 /// A server in a process of its own; killed when dropped.
 pub(crate) struct Served {

@@ -23,7 +23,7 @@ fn certificates(dir: &Path) {
     }
 }
 
-/// What a server says that is to start with this `[server]` section, and does not.
+/// The error of a server that is started with this `[server]` section.
 fn refusal(dir: &Path, server: &str, flags: &[&str]) -> String {
     let file = dir.join("collie.toml");
     std::fs::write(&file, format!("[server]\n{server}")).unwrap();
@@ -36,7 +36,7 @@ fn refusal(dir: &Path, server: &str, flags: &[&str]) -> String {
 }
 
 #[test]
-fn the_file_says_where_tls_is_and_a_wrong_one_is_refused_before_there_is_a_store() {
+fn a_wrong_tls_file_is_refused_before_there_is_a_store() {
     let dir = tempfile::tempdir().unwrap();
     certificates(dir.path());
     let at = |name: &str| dir.path().join(name).display().to_string();
@@ -112,7 +112,7 @@ fn the_file_says_where_tls_is_and_a_wrong_one_is_refused_before_there_is_a_store
 }
 
 #[test]
-fn tls_listens_beside_the_plain_port_and_its_files_are_read_anew() {
+fn tls_listens_beside_the_plain_port_and_reloads_its_files() {
     let dir = tempfile::tempdir().unwrap();
     certificates(dir.path());
     let at = |name: &str| dir.path().join(name).display().to_string();

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use collie_check::postgres::{Said, kill_and_wait, run};
 
+use crate::shared::rings_of;
+
 /// How often it is looked whether something has come about, and for how long at most.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 const LOOKS: u32 = 6_000;
@@ -97,16 +99,4 @@ impl Daemon {
         kill_and_wait(self.process, || {}).unwrap();
         rings
     }
-}
-
-/// The rings that a running process has in shared memory.
-pub(crate) fn rings_of(process: &Child) -> Vec<PathBuf> {
-    let maps = fs::read_to_string(format!("/proc/{}/maps", process.id())).unwrap_or_default();
-    let mapped = maps
-        .lines()
-        .filter_map(|line| line.find("/dev/shm/").map(|at| &line[at..]));
-    mapped
-        .filter(|path| path.ends_with(".ring"))
-        .map(PathBuf::from)
-        .collect()
 }

@@ -440,7 +440,7 @@ const CUTS: [End; 8] = [
 ];
 
 #[test]
-fn nothing_is_lost_in_power_cuts_where_names_need_their_directorys_sync() {
+fn no_power_cut_loses_anything_where_names_need_directory_syncs() {
     let cuts = asked("COLLIE_PG_MOUNT_CUTS", 0).div_ceil(2);
     run_lives("cuts-posix", Names::Posix, cuts, &CUTS);
 }

@@ -10,7 +10,8 @@ use collie_sim::faultfs::{FaultFs, Names};
 use collie_sim::{Effects, Op, PowerCut};
 use rustix::mount::{UnmountFlags, unmount};
 
-use crate::daemon::{Daemon, collie, rings_of};
+use crate::daemon::{Daemon, collie};
+use crate::shared::rings_of;
 
 /// The disk has the data, which is mounted over, and beside it the log of PostgreSQL.
 pub(crate) struct Machine {

@@ -21,6 +21,8 @@ mod load;
 mod machine;
 mod regrown;
 mod settled;
+#[path = "../shared/mod.rs"]
+mod shared;
 mod statements;
 
 use collie_check::postgres;

@@ -65,19 +65,19 @@ fn recover(machine: &mut Machine) {
 }
 
 #[test]
-fn what_a_checkpoint_has_settled_is_kept_where_names_need_their_directorys_sync() {
+fn a_checkpoint_is_kept_where_names_need_directory_syncs() {
     what_a_checkpoint_has_settled_is_kept(Names::Posix);
 }
 
 #[test]
-fn what_a_checkpoint_has_settled_is_kept_where_any_sync_is_one_of_names() {
+fn a_checkpoint_is_kept_where_any_sync_is_one_of_names() {
     what_a_checkpoint_has_settled_is_kept(Names::Journal);
 }
 
 /// A sync that fails is final for the mount. The server learns of it before it takes a checkpoint for
 /// done, and what it had acknowledged is in its log.
 #[test]
-fn a_failed_sync_of_the_daemon_fails_a_checkpoint_and_loses_nothing() {
+fn a_failed_sync_fails_a_checkpoint_and_loses_nothing() {
     if skipped() {
         return;
     }

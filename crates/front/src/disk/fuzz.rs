@@ -118,7 +118,7 @@ fn a_mutated_record_says_what_its_bytes_say_or_is_refused() {
 }
 
 #[test]
-fn a_mutated_map_is_refused_and_a_sealed_one_says_what_its_bytes_say() {
+fn a_mutated_map_is_refused_and_a_sealed_one_is_read() {
     let path = Path::new("MAP");
     let corpus = [empty().encode(), replayed().encode()];
     mutations("page-maps", &corpus, 20_000, |_: &mut Rng, bytes: &[u8]| {

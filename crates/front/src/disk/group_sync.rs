@@ -4,7 +4,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::FrontError;
 
-/// Syncs of a file that several threads ask for at once.
+/// Joins the syncs of a file that several threads need at once.
 #[derive(Debug, Default)]
 pub(crate) struct GroupSync {
     state: Mutex<SyncState>,

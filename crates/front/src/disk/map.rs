@@ -1,5 +1,5 @@
 //! The map: which files are mapped, and where their displaced pages are, as of a place in the log.
-//! Written whole, under another name, synced and renamed. Drawn in `docs/design/formats/front.md`.
+//! DirtyRanges whole, under another name, synced and renamed. Drawn in `docs/design/formats/front.md`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -20,7 +20,7 @@ const TEMPORARY: &str = "MAP.tmp";
 /// The longest map that is read, in bytes: 2³² pages of entries would be larger, no shadow file is.
 const MAX: u64 = 1 << 36;
 
-/// What is done about damage to what says where pages are.
+/// The remedy for damage to the map or the log.
 pub(crate) const REMEDY: &str =
     "bring back a copy of the whole directory, .collie with it, of one moment, or restore a backup";
 
@@ -58,7 +58,7 @@ pub(crate) struct Map {
     pub(crate) files: BTreeMap<FileId, MappedFile>,
 }
 
-/// A map to which what the log says is applied.
+/// A map to which records of the log are applied.
 #[derive(Debug)]
 pub(crate) struct Replay<'m> {
     map: &'m mut Map,
@@ -75,7 +75,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Applies what the log says next.
+    /// Applies the next record of the log.
     pub(crate) fn apply(&mut self, record: Record) {
         let Map { files, next_id, .. } = &mut *self.map;
         match record {
@@ -259,7 +259,7 @@ impl Map {
     /// Replaces the map in `dir`; durable when it returns.
     pub(crate) fn write(&self, device: &dyn Device, dir: &Path) -> Result<(), FrontError> {
         let (path, temporary) = (dir.join(NAME), dir.join(TEMPORARY));
-        // What an earlier attempt left is of no use to anyone.
+        // What an earlier attempt has left is not used.
         match device.remove_file(&temporary) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -278,7 +278,7 @@ impl Map {
 }
 
 impl MappedFile {
-    /// Whether pages of it are displaced. Of one without any, the map says where it is cut.
+    /// Whether pages of it are displaced. Of one without any, the map has the end at which it is cut.
     pub(crate) fn has_pages(&self) -> bool {
         !self.pages.is_empty()
     }

@@ -1,5 +1,5 @@
-//! The records of the log. Each says a state and not a change, so that replay from any earlier
-//! place comes to the same end. Drawn in `docs/design/formats/front.md`.
+//! The records of the log. Each contains a state and not a change, so that replay from any earlier
+//! place has the same result. Drawn in `docs/design/formats/front.md`.
 
 use std::path::PathBuf;
 

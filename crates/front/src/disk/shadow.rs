@@ -9,17 +9,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use collie_io::{Device, File, OpenMode, read_exact_at, write_all_at};
 use parking_lot::Mutex;
 
+use super::dirty_ranges::DirtyRanges;
 use super::group_sync::GroupSync;
 use super::map::REMEDY;
 use super::record::Slot;
-use super::written::Written;
 use crate::FrontError;
 
 /// The shadow file begins with this many bytes that are left free.
 pub(crate) const HEADER: u64 = 4096;
 
 /// Takes room from `from` on, and writes zeros there: the first write to room that was only
-/// allocated changes what the file system knows of the file, which makes the sync after it slower.
+/// allocated changes the file's metadata, which makes the sync after it slower.
 fn take_room(file: &dyn File, from: u64, len: u64) -> io::Result<()> {
     match file.allocate(len) {
         // The zeros take it.
@@ -68,7 +68,7 @@ pub(crate) struct Shadow {
     /// How often slots were given back.
     given_back: AtomicU64,
     syncs: GroupSync,
-    written: Written,
+    written: DirtyRanges,
 }
 
 impl Shadow {
@@ -129,7 +129,7 @@ impl Shadow {
             }),
             given_back: AtomicU64::new(0),
             syncs: GroupSync::default(),
-            written: Written::default(),
+            written: DirtyRanges::default(),
         })
     }
 

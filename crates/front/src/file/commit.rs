@@ -1,4 +1,4 @@
-//! What changes what records say of a file: commits and truncations.
+//! Commits and truncations: what changes a file's state in the log.
 //!
 //! A commit, under the file's `committer`:
 //!
@@ -15,32 +15,17 @@ use std::collections::BTreeMap;
 use parking_lot::MutexGuard;
 
 use super::PageFile;
-use super::name::Name;
+use super::name::{Committer, Mapping, Name};
 use super::pages::{Active, Coverage, Version};
 use crate::FrontError;
-use crate::disk::record::{Entry, FileId, Place, Record, Slot};
-
-/// What the log knows of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mapping {
-    /// Nothing: the file at home is all of it, and behind its committed end are zeros at most.
-    Plain,
-    /// Its committed end, and which pages are displaced, if any are.
-    Mapped(FileId),
-}
-
-/// What a file's records are written with.
-#[derive(Debug)]
-pub(crate) struct Committer {
-    pub(crate) mapping: Mapping,
-}
+use crate::disk::record::{Entry, Place, Record, Slot};
 
 /// What writers of a file do while it is committed.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Writers<'w> {
-    /// They go on, but for moments.
+    /// They continue, but for moments.
     GoOn,
-    /// They wait, until the caller lets them.
+    /// They wait until the caller releases the lock.
     Wait(&'w MutexGuard<'w, ()>),
 }
 
@@ -77,7 +62,7 @@ struct Frozen {
 }
 
 impl Frozen {
-    /// What the record says of it: nothing where the page is at home as before.
+    /// Its entry in the record: none where the page is at home as before.
     fn entry(&self) -> Option<Entry> {
         let (place, crc) = (self.version.place, self.version.crc.unwrap_or(0));
         let is_said = self.was_displaced || place != Place::Home;
@@ -228,7 +213,7 @@ impl PageFile {
     }
 
     /// Writes records, as many as are needed for frames of the log's size, and after each makes
-    /// committed what it says. What is left in `freeze` then was not committed.
+    /// committed what it contains. What is left in `freeze` then was not committed.
     fn write_records(&self, committer: &mut Committer, freeze: &mut Freeze) -> Result<(), FrontError> {
         let limit = self.shared.entries(self.name().path());
         loop {
@@ -266,7 +251,7 @@ impl PageFile {
         }
     }
 
-    /// The record by which the log knows a file.
+    /// The record that maps a file.
     pub(super) fn write_first_record(
         &self,
         committer: &mut Committer,

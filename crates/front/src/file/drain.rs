@@ -1,7 +1,8 @@
 //! Bringing displaced pages home.
 
 use super::PageFile;
-use super::commit::{Committed, Committer, Mapping, Writers};
+use super::commit::{Committed, Writers};
+use super::name::{Committer, Mapping};
 use super::pages::{Active, Coverage, Version};
 use crate::FrontError;
 use crate::disk::record::{Place, Slot};
@@ -9,7 +10,7 @@ use crate::file::Scope;
 
 impl PageFile {
     /// Rewrites displaced pages from page `from` on to their homes, at most `limit` and only those at
-    /// rest, and commits that. Returns from where to go on, if there is more. After a failure the
+    /// rest, and commits that. Returns where to continue, if there is more. After a failure the
     /// same call commits what it brought home.
     pub(crate) fn drain(&self, from: u32, limit: usize) -> Result<Option<u32>, FrontError> {
         self.drain_as(&mut self.committer.lock(), from, limit, Writers::GoOn)
@@ -85,9 +86,9 @@ impl PageFile {
         self.write_place(page, Place::Home, 0, bytes.get(..len).unwrap_or_default())
     }
 
-    /// Brings all pages home, so that the log knows nothing of the file: before a name of it
-    /// changes. Most of it beside its writers, who may write as fast as it is drained; what they
-    /// wrote by then while they wait, so that it ends.
+    /// Brings all pages home, so that the log has nothing of the file: before a name of it changes. Most
+    /// of them beside its writers, which may write as fast as it is drained; what they wrote by then while
+    /// they wait, so that it ends.
     pub(crate) fn unmap(&self, committer: &mut Committer) -> Result<(), FrontError> {
         if committer.mapping == Mapping::Plain {
             return Ok(());
@@ -104,8 +105,8 @@ impl PageFile {
         Ok(())
     }
 
-    /// Of a file that no crash brings back, and the log does not know: from here on it is written in
-    /// place, so that it needs no slots, however long it is open.
+    /// For a file that no crash brings back, and of which the log has nothing: from here on it is written
+    /// in place, so that it needs no slots, however long it is open.
     pub(crate) fn give_up_slots(&self, committer: &Committer) -> Result<(), FrontError> {
         let is_gone = self.is_unlinked() && committer.mapping == Mapping::Plain;
         let _writing = self.writing.lock();

@@ -1,14 +1,14 @@
-//! The committed end of a file, and whether the log knows it.
+//! The committed end of a file, and whether the log has it.
 //!
 //! Pages behind the committed end are written at home, over and over, so a crash may leave any mix of
-//! their versions. Who reads them afterwards may rely on older ones: PostgreSQL's recovery replays
+//! their versions. A reader afterwards may rely on older ones: PostgreSQL's recovery replays
 //! what was done to a page before its file was cut or removed, and the file has grown again since.
 //! So recovery cuts a file at its committed end, and before anything but zeros is behind that the
-//! log knows it: the file is *mapped*, displaced pages or not. A page is whole or not there.
+//! log has a record of it: the file is *mapped*, displaced pages or not. A page is whole or not there.
 //!
 //! PostgreSQL's redo begins at the last checkpoint's redo point. A page that is missing or zeros it
 //! passes over, a torn one stops it, unless every record since then begins with one that initialises
-//! the page. The mount cannot know that: redo reads records from before
+//! the page. The mount cannot find that out: redo reads records from before
 //!
 //! * the cut, where `VACUUM` cut the file and it grew again;
 //! * the removal, where a file was removed and its name made anew, renamed to or linked;
@@ -19,19 +19,19 @@
 //! by zeros, as PostgreSQL's tables do, waits for nothing before the first content is written.
 
 use super::PageFile;
-use super::commit::{Committed, Committer, Mapping, Writers};
-use super::name::Name;
+use super::commit::{Committed, Writers};
+use super::name::{Committer, Mapping, Name};
 use crate::FrontError;
 use crate::disk::record::Record;
 
 impl PageFile {
-    /// Whether these bytes may be written only once the log knows the end. `writing` is held.
+    /// Whether these bytes may be written only once the log has the end. `writing` is held.
     pub(super) fn needs_known_end(&self, bytes: &[u8], offset: u64) -> bool {
         let page_bytes = self.shared.page_bytes;
         self.pages.lock().needs_known_end(bytes, offset, page_bytes) && !self.is_unlinked()
     }
 
-    /// Has the log know the committed end.
+    /// Records the committed end in the log.
     pub(crate) fn map(&self) -> Result<Committed, FrontError> {
         let mut committer = self.committer.lock();
         self.check()?;
@@ -61,8 +61,8 @@ impl PageFile {
         Ok(Committed::Done)
     }
 
-    /// Before it has another name: that by which the log knows it is durable, or recovery might find it
-    /// by the other one alone.
+    /// To be called before it gets another name: makes the name in its record durable, or recovery might
+    /// find it by the other one alone.
     pub(crate) fn keep_name(&self, committer: &Committer) -> Result<(), FrontError> {
         match committer.mapping {
             Mapping::Plain => Ok(()),
@@ -70,8 +70,8 @@ impl PageFile {
         }
     }
 
-    /// Whether the log knows no more of it than where it ended before it grew, and it was not changed
-    /// since this was asked last.
+    /// Whether the log has nothing of it but where it ended before it grew, and it was not changed since
+    /// the last call.
     pub(crate) fn is_quiet(&self) -> bool {
         let mut pages = self.pages.lock();
         let changes = pages.home_changes;
@@ -95,7 +95,7 @@ impl PageFile {
             if !pages.is_all_at_home() {
                 return Ok(());
             }
-            // Who writes behind the end from here on waits for the committer.
+            // A write behind the end from here on waits for the committer.
             pages.is_end_known = false;
             pages.is_home_dirty
         };

@@ -13,13 +13,13 @@ use collie_io::{File, write_all_at};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::FrontError;
+use crate::disk::dirty_ranges::DirtyRanges;
 use crate::disk::record::{Place, Slot};
-use crate::disk::written::Written;
 use crate::shared::Shared;
 
+pub(crate) use commit::Committed;
 pub use commit::Scope;
-pub(crate) use commit::{Committed, Committer, Mapping};
-pub(crate) use name::Name;
+pub(crate) use name::{Committer, Mapping, Name};
 use pages::{Active, Coverage, Page, Pages, Version};
 
 /// How a write that did not fail ended.
@@ -27,18 +27,18 @@ use pages::{Active, Coverage, Page, Pages, Version};
 #[must_use]
 pub(crate) enum Wrote {
     Done,
-    /// Nothing was written: the log has to know the committed end before.
+    /// Nothing was written: a record of the committed end is needed first.
     EndUnknown,
 }
 
-/// How often a read is tried beside changes before it holds them up.
+/// How often a read is tried beside changes before it excludes them.
 const READS_BESIDE: usize = 8;
 /// A read of so many bytes is one of a scan: the kernel reads ahead.
 const SCAN: usize = 64 << 10;
 /// So far ahead of a scan the device begins to read.
 const AHEAD: u64 = 512 << 10;
 
-/// So far behind a scan the system may not have let go of what was read.
+/// So far behind a scan what was read may still be in the system's cache.
 const BEHIND: u64 = 2 << 20;
 
 /// A file whose pages are written atomically. Opened by a [`Volume`](crate::Volume), which also
@@ -49,8 +49,8 @@ const BEHIND: u64 = 2 << 20;
 pub struct PageFile {
     shared: Arc<Shared>,
     home: Arc<dyn File>,
-    /// Held by whatever changes what records say of the file: commits, truncations, drains, its
-    /// removal, its renaming.
+    /// Held by whatever changes the file's state in the log: commits, truncations, drains, its removal, its
+    /// renaming.
     committer: Mutex<Committer>,
     /// Held while bytes of the file are written: a commit waits for these, and one writer does not
     /// copy the version that another one is changing.
@@ -60,7 +60,7 @@ pub struct PageFile {
     name: Mutex<Name>,
     poison: OnceLock<FrontError>,
     /// What was written at home.
-    written: Written,
+    written: DirtyRanges,
 }
 
 /// Bytes of one page within a read or a write.
@@ -74,7 +74,7 @@ struct Piece {
 }
 
 impl PageFile {
-    /// A file as it was found on the device, with displaced pages that recovery knows of, or a new
+    /// A file as it was found on the device, with the displaced pages that recovery has found, or a new
     /// one.
     pub(crate) fn open(
         shared: Arc<Shared>,
@@ -117,7 +117,7 @@ impl PageFile {
             pages: Mutex::new(pages),
             name: Mutex::new(name),
             poison: OnceLock::new(),
-            written: Written::default(),
+            written: DirtyRanges::default(),
         }
     }
 
@@ -282,9 +282,9 @@ impl PageFile {
         Ok(())
     }
 
-    /// Has the device begin to read all pieces at once, where there are several: displaced pages lie
-    /// anywhere, and one would wait for the other. Those at home are read with what lies between. Of
-    /// a scan so are the pages that it comes to next.
+    /// Starts to read all pieces at once, where there are several: displaced pages lie anywhere, and one
+    /// would wait for the other. Those at home are read with what lies between. Of a scan the pages ahead
+    /// are read, too.
     fn hint(&self, plan: &[(Piece, Version)]) {
         if plan.len() < 2 {
             return;
@@ -306,9 +306,9 @@ impl PageFile {
         }
     }
 
-    /// What was read at home is in its reader's cache now, and is not kept here as well. Of a scan with
-    /// what was read before: the system's cache lets go of nothing but whole pieces, larger than one
-    /// read. A page of which there is something to be written out holds up who asks for that.
+    /// Drops what was read at home from the system's cache, since the reader has it in its own. Of a scan
+    /// with what was read before: the system drops only whole pieces, larger than one read. Not where
+    /// something is to be written out: the call would wait for that.
     fn let_go(&self, plan: &[(Piece, Version)], wanted: usize) {
         let mut homes = plan
             .iter()
@@ -416,7 +416,7 @@ impl PageFile {
     }
 
     /// Writes bytes; the file grows where they end behind its end. Where it fails,
-    /// the first bytes are written, as many as the error says.
+    /// the first bytes are written, as many as the error contains.
     pub(crate) fn write_at(&self, bytes: &[u8], offset: u64) -> Result<Wrote, (usize, FrontError)> {
         let pieces = self.pieces(offset, bytes.len()).map_err(|e| (0, e))?;
         if pieces.is_empty() {

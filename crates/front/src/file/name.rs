@@ -1,20 +1,35 @@
-//! What a file is called.
+//! What a file is called: by its users, and in the records of the log.
 
 use std::path::{Path, PathBuf};
 
 use super::PageFile;
-use super::commit::Committer;
+use crate::disk::record::FileId;
 
 /// Where a file is, from the volume's root. Records hold paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Name {
     /// It has this name, which a crash may take unless it is durable.
     Known { path: PathBuf, is_durable: bool },
-    /// It had this name, and may have others, by none of which it was opened yet: no record can say
-    /// where it is before one is found.
+    /// It had this name, and may have others, by none of which it was opened yet: no record can be
+    /// written before one is found.
     Lost(PathBuf),
-    /// This was its last name: it writes no more records but the one that says so.
+    /// This was its last name: it writes no more records but that of its removal.
     Unlinked(PathBuf),
+}
+
+/// The state of a file in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mapping {
+    /// Nothing: the file at home is all of it, and behind its committed end are zeros at most.
+    Plain,
+    /// Its committed end, and which pages are displaced, if any are.
+    Mapped(FileId),
+}
+
+/// What a file's records are written with.
+#[derive(Debug)]
+pub(crate) struct Committer {
+    pub(crate) mapping: Mapping,
 }
 
 impl Name {

@@ -7,7 +7,7 @@
 //!
 //! Only what is displaced or about to be is kept here. Any other page is at home: below the stable
 //! end as its committed version, beyond it as what was written and never promised. Recovery cuts
-//! that off, where the log knows the end; where it does not, only zeros are behind it.
+//! that off, where the log has the end; where it has not, only zeros are behind it.
 
 use std::collections::BTreeMap;
 
@@ -99,10 +99,10 @@ pub(crate) struct Pages {
     pub(crate) stable: u64,
     /// The end that a commit under way makes the committed one.
     pub(crate) freezing: Option<u64>,
-    /// Whether the log knows the committed end.
+    /// Whether the log has the committed end.
     pub(crate) is_end_known: bool,
     /// Whether the device has all that is below the committed end, and nothing but zeros behind it,
-    /// as long as the log does not know it. Not so of a file as it was found, nor of one that was
+    /// as long as the log does not have it. Not so of a file as it was found, nor of one that was
     /// cut, before a sync.
     pub(crate) is_end_durable: bool,
     /// How far the file at home reaches, at most.
@@ -113,7 +113,7 @@ pub(crate) struct Pages {
     pub(crate) is_touched: bool,
     /// How often users changed the file at home.
     pub(crate) home_changes: u64,
-    /// How often, when the daemon looked last.
+    /// The value of `home_changes` at the daemon's last check.
     pub(crate) changes_seen: u64,
     /// When a page was last written to a slot, in nanoseconds since the Unix epoch, if the file at
     /// home does not show it.
@@ -164,7 +164,7 @@ impl Pages {
         u64::from(page) < end.div_ceil(u64::from(page_bytes))
     }
 
-    /// Whether bytes may be written at home behind the committed end only once the log knows that.
+    /// Whether bytes may be written at home behind the committed end only once the log has that.
     pub(crate) fn needs_known_end(&self, bytes: &[u8], offset: u64, page_bytes: u32) -> bool {
         if self.is_end_known || self.is_in_place {
             return false;

@@ -8,9 +8,8 @@ use rustix::fs::Access;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
-use super::MountError;
-use super::marker::Marker;
 use crate::disk::shadow::HEADER;
+use crate::error::MountError;
 use crate::volume::OWN as OWN_DIR;
 
 /// Of a directory where a daemon was killed.
@@ -30,7 +29,7 @@ pub(super) struct Cluster<'a> {
     pub(super) device: &'a dyn Device,
     /// A path that leads below the mount.
     pub(super) root: &'a Path,
-    /// The path that its user knows.
+    /// The path of the mount, as its user gave it.
     pub(super) shown: &'a Path,
 }
 
@@ -117,7 +116,7 @@ impl Cluster<'_> {
 
     /// Refuses a directory in a cluster, and one with clusters in it: nothing in it would be written
     /// whole.
-    pub(super) fn check_level(&self, marker: Marker) -> Result<(), MountError> {
+    pub(super) fn check_level(&self, is_cluster: bool) -> Result<(), MountError> {
         for above in self.shown.ancestors().skip(1) {
             if self.device.stat(&above.join("global/pg_control")).is_ok() {
                 return Err(self.refuse(format!(
@@ -126,7 +125,7 @@ impl Cluster<'_> {
                 )));
             }
         }
-        if marker != Marker::Missing {
+        if is_cluster {
             return Ok(());
         }
         let entries = self.device.list(&self.root.join(""));

@@ -1,5 +1,5 @@
-//! What the daemon does by itself: commits what was written, so that a sync finds little to do;
-//! brings pages home; writes the map.
+//! The background threads of a mount: they commit what was written, so that a sync finds little to do,
+//! bring pages home, and write the map.
 
 use std::io;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const LOG_BYTES: u64 = 64 << 20;
 /// Pages that are brought home at once.
 const DRAINED_AT_ONCE: usize = 256;
 
-/// Whether the thread goes on.
+/// Stops the threads.
 #[derive(Debug, Default)]
 struct Signal {
     is_stopped: Mutex<bool>,
@@ -137,7 +137,7 @@ fn turn(tree: &Tree, _: &Signal) -> Result<(), FrontError> {
         volume.drain_some(wanted)?;
     }
     volume.settle_grown(is_idle)?;
-    // A cluster that was made on the mount; the map tells it from others from here on.
+    // A cluster that was made on the mount: the map has its identity from here on.
     let is_named = volume.identify(marker::identity(&*tree.device, &tree.root));
     if is_named || volume.status().log_bytes >= LOG_BYTES {
         volume.checkpoint()?;

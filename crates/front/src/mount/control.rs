@@ -1,4 +1,4 @@
-//! The directory `.collie` of the mount: not listed, and made up. Its files tell the state of the
+//! The directory `.collie` of the mount: virtual, and not listed. Its files show the state of the
 //! daemon and take commands, in every mount namespace that sees the mount, and without a socket
 //! that could outlive the daemon.
 
@@ -12,8 +12,7 @@ use parking_lot::Mutex;
 
 use super::marker::Afterwards;
 use super::names::{NodeId, OWN, ROOT};
-use super::tree::Tree;
-use crate::volume::{OWN as OWN_DIR, VolumeStatus};
+use crate::volume::{OWN as OWN_DIR, Volume, VolumeStatus};
 use crate::{FrontError, Scope};
 
 const DIR: NodeId = OWN;
@@ -35,7 +34,7 @@ const FILES: [(&str, NodeId, u32); 3] = [
 pub(super) struct Control {
     /// The commands that are being done.
     under_way: Mutex<Vec<Command>>,
-    /// What the directory is to be after the mount, by the last command that says so.
+    /// What the directory is to be after the mount, by the last command that sets it.
     afterwards: Mutex<Afterwards>,
     /// How long syncs took, in microseconds; none before the first one.
     syncs: Mutex<Option<Histogram<u64>>>,
@@ -55,7 +54,7 @@ struct Syncs {
 }
 
 impl Control {
-    /// A sync took so long, from the request to the answer.
+    /// Records how long a sync took, from the request to the reply.
     pub(super) fn synced(&self, took: Duration) {
         let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let mut syncs = self.syncs.lock();
@@ -75,6 +74,41 @@ impl Control {
 
     pub(super) fn set_afterwards(&self, afterwards: Afterwards) {
         *self.afterwards.lock() = afterwards;
+    }
+
+    /// The whole text of one of the files of its directory.
+    pub(super) fn text(&self, volume: &Volume, id: NodeId) -> String {
+        let status = volume.status();
+        let figures = figures(&status, volume.page_bytes(), self.syncs());
+        match id {
+            STATUS => json(&figures, &status, &self.under_way.lock()),
+            METRICS => prometheus(&figures, &status),
+            _ => String::new(),
+        }
+    }
+
+    /// Executes a command; returns when it is done.
+    pub(super) fn run(&self, volume: &Volume, command: Command) -> Result<(), FrontError> {
+        self.under_way.lock().push(command);
+        match command {
+            // Before an unmount: that of a directory that is used on.
+            Command::Commit => self.set_afterwards(Afterwards::OfMount),
+            Command::Drain => {}
+            Command::Leave => self.set_afterwards(Afterwards::Plain),
+        }
+        let committed = volume
+            .forget_removed()
+            .and_then(|()| volume.commit_all(Scope::All));
+        let drained = committed.and_then(|()| match command {
+            Command::Commit => Ok(()),
+            Command::Drain | Command::Leave => volume.drain(),
+        });
+        let done = drained.and_then(|()| volume.checkpoint());
+        let mut under_way = self.under_way.lock();
+        if let Some(at) = under_way.iter().position(|other| *other == command) {
+            under_way.remove(at);
+        }
+        done
     }
 
     fn syncs(&self) -> Syncs {
@@ -162,42 +196,7 @@ pub(super) fn names() -> impl Iterator<Item = (&'static str, NodeId)> {
     FILES.iter().map(|(name, id, _)| (*name, *id))
 }
 
-/// The whole text of one of its files.
-pub(super) fn text(tree: &Tree, id: NodeId) -> String {
-    let status = tree.volume.status();
-    let figures = figures(&status, tree.volume.page_bytes(), tree.control.syncs());
-    match id {
-        STATUS => json(&figures, &status, &tree.control.under_way.lock()),
-        METRICS => prometheus(&figures, &status),
-        _ => String::new(),
-    }
-}
-
-/// Does a command; returns when it is done.
-pub(super) fn run(tree: &Tree, command: Command) -> Result<(), FrontError> {
-    tree.control.under_way.lock().push(command);
-    match command {
-        // Before an unmount: that of a directory that is used on.
-        Command::Commit => tree.control.set_afterwards(Afterwards::OfMount),
-        Command::Drain => {}
-        Command::Leave => tree.control.set_afterwards(Afterwards::Plain),
-    }
-    let done = match command {
-        Command::Commit => tree.commit().and_then(|()| tree.volume.checkpoint()),
-        Command::Drain | Command::Leave => tree.volume.forget_removed().and_then(|()| {
-            tree.volume.commit_all(Scope::All)?;
-            tree.volume.drain()?;
-            tree.volume.checkpoint()
-        }),
-    };
-    let mut under_way = tree.control.under_way.lock();
-    if let Some(at) = under_way.iter().position(|other| *other == command) {
-        under_way.remove(at);
-    }
-    done
-}
-
-/// A number that is told: its name, what it is, and the number.
+/// A figure of the status: its name, what it is, and its value.
 type Figure = (&'static str, &'static str, u64);
 
 fn figures(status: &VolumeStatus, page_bytes: u32, syncs: Syncs) -> [Figure; 12] {

@@ -1,8 +1,8 @@
-//! The name of `PG_VERSION` below a mount, which tells PostgreSQL whether it may start there, and a
+//! The name of `PG_VERSION` below a mount, by which PostgreSQL decides whether it starts there, and a
 //! later mount whether pages are in `.collie`.
 //!
 //! Each step is durable before the next one: a map, the marker is hidden, pages are displaced; no
-//! file is mapped, a map that says so, the marker is shown. So beside a hidden marker there is a map,
+//! file is mapped, a map without files, the marker is shown. So beside a hidden marker there is a map,
 //! and beside one that is shown a map without files, wherever a crash falls.
 
 use std::io;
@@ -11,11 +11,15 @@ use std::path::Path;
 
 use collie_io::{Device, FileKind, OpenMode, read_exact_at};
 
-use super::MountError;
 use super::adopt::Cluster;
-use super::tree::{HIDDEN_MARKER, MARKER};
 use crate::Scope;
+use crate::error::MountError;
 use crate::volume::{OWN, Volume, VolumeOptions};
+
+/// The file by which PostgreSQL recognizes the directory of a cluster.
+pub(super) const MARKER: &str = "PG_VERSION";
+/// Its name below the mount: a server that is started without the mount refuses the directory.
+pub(super) const HIDDEN_MARKER: &str = "PG_VERSION.collie";
 
 /// What a directory is to be when its page map is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -38,7 +42,7 @@ pub enum Left {
     Displaced,
 }
 
-/// What says in a map that is opened beside it that no page is displaced.
+/// The reason given to refuse a map with displaced pages beside it.
 const SHOWN: &str = "PG_VERSION has its own name";
 
 /// Below a mount.
@@ -123,8 +127,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// What the marker says. Refuses a directory in no state that a mount leaves, as far as names say
-    /// it.
+    /// The marker's state. Refuses a directory in a state that no mount leaves, as far as names show it.
     pub(super) fn check_map(&self) -> Result<Marker, MountError> {
         let own = self.device.stat(&self.root.join(OWN));
         if own.is_ok_and(|own| own.kind != FileKind::Directory) {
@@ -255,7 +258,7 @@ mod tests {
         cluster(device).leave(volume, Afterwards::Plain).unwrap()
     }
 
-    /// Writes these versions of a page, each synced; the last one that is `acknowledged` is told.
+    /// Writes these versions of a page, each synced, and sets `acknowledged` to the last one.
     fn write(volume: &Volume, versions: std::ops::Range<u8>, acknowledged: &AtomicU64) {
         let path = Path::new(FILE);
         let file = volume.file(path).or_else(|_| volume.create(path)).unwrap();
@@ -456,7 +459,7 @@ mod tests {
     /// Full pages may be off in a directory without displaced pages: only a drain to leave the mount
     /// makes it a plain one.
     #[test]
-    fn postgresql_starts_without_the_mount_only_where_that_was_asked_for() {
+    fn postgresql_starts_without_the_mount_only_after_leaving_it() {
         let device = device(7);
         let is_shown = || device.stat(&Path::new(ROOT).join(MARKER)).is_ok();
         for _ in 0..2 {

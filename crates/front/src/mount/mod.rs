@@ -44,8 +44,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::mount::{UnmountFlags, unmount};
 
 use crate::disk::map::is_page;
-use crate::volume::{Missing, OWN, Volume, VolumeOptions};
-use crate::{FrontError, Recovered};
+use crate::error::MountError;
+use crate::volume::{Missing, OWN, Recovered, Volume, VolumeOptions};
 use adopt::Cluster;
 use background::Background;
 use marker::Marker;
@@ -63,40 +63,6 @@ const SUBTYPE: &str = "collie";
 const PAGE_BYTES: u32 = 8192;
 /// Pages that the shadow file has room for at least: with fewer, writers wait for a drain all the time.
 const LEAST_SLOTS: u64 = 64;
-
-/// Why a directory cannot be mounted or unmounted.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum MountError {
-    /// A system call failed.
-    #[error("cannot {action} {}: {source}", path.display())]
-    Io {
-        /// What was being done.
-        action: &'static str,
-        /// With which file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// The directory is not one that can be mounted as it is; says what to do.
-    #[error("{}: {problem}", path.display())]
-    Refused {
-        /// The directory, or the file in it that is the reason.
-        path: PathBuf,
-        /// What is wrong, and what can be done.
-        problem: String,
-    },
-    /// The page map refused, or failed.
-    #[error(transparent)]
-    Front(#[from] FrontError),
-}
-
-impl MountError {
-    fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MountError {
-        let path = path.to_owned();
-        move |source| MountError::Io { action, path, source }
-    }
-}
 
 /// Options of [`Mount::new`].
 #[derive(Debug, Clone)]
@@ -137,7 +103,7 @@ impl Default for MountOptions {
 }
 
 /// A directory that is mounted over itself. Serves until it is unmounted, by [`Mount::unmount`] or
-/// by anyone else.
+/// by another program.
 pub struct Mount {
     dir: PathBuf,
     tree: Arc<Tree>,
@@ -217,7 +183,7 @@ impl Mount {
         let (background, session) = match served {
             Ok(served) => served,
             Err(error) => {
-                // Why it is not mounted is the error to tell.
+                // Why it is not mounted is the error to return.
                 let _ = finish(tree, &dir, before);
                 return Err(error);
             }
@@ -263,7 +229,7 @@ impl Mount {
 
     /// Waits until the mount is gone.
     pub fn wait(&self) {
-        // An error says that the session ended without a word.
+        // An error means that the session ended without sending.
         let _ = self.ended.lock().recv();
     }
 
@@ -273,7 +239,9 @@ impl Mount {
     /// # Errors
     /// As [`Mount::unmount`] and [`Volume::drain`]; it stays mounted.
     pub fn unmount_plain(&self) -> Result<(), MountError> {
-        control::run(&self.tree, control::Command::Leave)?;
+        self.tree
+            .control
+            .run(&self.tree.volume, control::Command::Leave)?;
         unmount_dir(&self.dir)
     }
 
@@ -354,7 +322,7 @@ pub fn check_mount(dir: &Path, options: &MountOptions) -> Result<u64, MountError
     cluster.room_for(page_bytes(&cluster, options)?, options.shadow_bytes)
 }
 
-/// What can be told of a directory before anything in it is touched.
+/// The checks that are possible before anything in the directory is changed.
 fn check(cluster: &Cluster<'_>, options: &MountOptions) -> Result<(), MountError> {
     check_fuse(cluster.device)?;
     cluster.check_unmounted()?;
@@ -364,7 +332,7 @@ fn check(cluster: &Cluster<'_>, options: &MountOptions) -> Result<(), MountError
     cluster.check_dirs()?;
     cluster.check_tablespaces()?;
     cluster.check_sync_method()?;
-    cluster.check_level(cluster.check_map()?)?;
+    cluster.check_level(cluster.check_map()? != Marker::Missing)?;
     let least = LEAST_SLOTS * u64::from(page_bytes(cluster, options)?);
     if options.shadow_bytes < least {
         return Err(cluster.refuse(format!(

@@ -1,9 +1,9 @@
-//! The files and directories that the kernel knows, by number, and where they are.
+//! The files and directories that the kernel has references to, by number, and where they are.
 //!
-//! A node is what the kernel was told of in a reply to a lookup or a creation, until it forgets it
-//! as often. Its number is the inode number of the file below. The file system below gives the
-//! number of a removed file to a new one while the kernel may still know the old: the new one then
-//! has another *generation*.
+//! A node is what was returned to the kernel by a lookup or a creation, until the kernel forgets it as
+//! often. Its number is the inode number of the file below. The file system below gives the number of
+//! a removed file to a new one while the kernel may still refer to the old: the new one then has another
+//! *generation*.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -37,7 +37,7 @@ pub(super) struct Nodes {
 #[derive(Debug)]
 struct Node {
     generation: u64,
-    /// How often the kernel was told of it.
+    /// How often it was returned to the kernel.
     lookups: u64,
     life: Life,
 }
@@ -74,8 +74,8 @@ impl Nodes {
         *self.foreign.entry(number).or_insert(next)
     }
 
-    /// The kernel is told of a file with this name. Returns its number and generation.
-    pub(super) fn told(&mut self, parent: NodeId, name: &OsStr, stat: &Stat) -> (NodeId, u64) {
+    /// Counts a lookup of a file by this name. Returns its number and generation.
+    pub(super) fn looked_up(&mut self, parent: NodeId, name: &OsStr, stat: &Stat) -> (NodeId, u64) {
         let id = self.id(stat);
         let node = self.nodes.entry(id).or_insert_with(|| Node {
             generation: self.generations,
@@ -96,9 +96,9 @@ impl Nodes {
         (id, generation)
     }
 
-    /// As [`Nodes::told`], of a file that was just made: what had its number before is gone, though
+    /// As [`Nodes::looked_up`], of a file that was just made: what had its number before is gone, though
     /// the thread that removed it may not have said so yet.
-    pub(super) fn told_new(&mut self, parent: NodeId, name: &OsStr, stat: &Stat) -> (NodeId, u64) {
+    pub(super) fn created(&mut self, parent: NodeId, name: &OsStr, stat: &Stat) -> (NodeId, u64) {
         let id = self.id(stat);
         self.generations += 1;
         let before = self.nodes.get(&id);
@@ -110,7 +110,7 @@ impl Nodes {
         };
         self.nodes.insert(id, new);
         self.unsynced.insert(id);
-        self.told(parent, name, stat)
+        self.looked_up(parent, name, stat)
     }
 
     /// Which of the files that have had this number it is.
@@ -127,7 +127,7 @@ impl Nodes {
         }
     }
 
-    /// The kernel forgets a node as often as it was told of it.
+    /// The kernel forgets a node: as often as it was returned, in all.
     pub(super) fn forget(&mut self, id: NodeId, lookups: u64) {
         if let Some(node) = self.nodes.get_mut(&id) {
             node.lookups = node.lookups.saturating_sub(lookups);
@@ -317,11 +317,11 @@ mod tests {
     fn a_number_that_is_used_again_has_another_generation() {
         let mut nodes = Nodes::new(&stat(1, 100));
         let name = OsStr::new("a");
-        let (id, first) = nodes.told(ROOT, name, &stat(1, 7));
+        let (id, first) = nodes.looked_up(ROOT, name, &stat(1, 7));
         let node = (id, nodes.generation(id));
         nodes.removed(node, ROOT, name, true);
         assert_eq!(nodes.path(id), None);
-        let (again, second) = nodes.told(ROOT, OsStr::new("b"), &stat(1, 7));
+        let (again, second) = nodes.looked_up(ROOT, OsStr::new("b"), &stat(1, 7));
         assert_eq!(again, id);
         assert_ne!(first, second);
         // The kernel forgets the old file, and not the new one.
@@ -332,11 +332,11 @@ mod tests {
     }
 
     #[test]
-    fn a_path_follows_renamed_directories_and_the_names_that_are_left() {
+    fn a_path_follows_renamed_directories_and_remaining_names() {
         let mut nodes = Nodes::new(&stat(1, 100));
-        let (dir, _) = nodes.told(ROOT, OsStr::new("d"), &stat(1, 8));
-        let (file, _) = nodes.told(dir, OsStr::new("f"), &stat(1, 9));
-        nodes.told(ROOT, OsStr::new("g"), &stat(1, 9));
+        let (dir, _) = nodes.looked_up(ROOT, OsStr::new("d"), &stat(1, 8));
+        let (file, _) = nodes.looked_up(dir, OsStr::new("f"), &stat(1, 9));
+        nodes.looked_up(ROOT, OsStr::new("g"), &stat(1, 9));
         nodes.renamed(dir, (ROOT, OsStr::new("d")), (ROOT, OsStr::new("e")));
         assert_eq!(nodes.path(file), Some(PathBuf::from("e/f")));
         nodes.forget(dir, 1);
@@ -368,15 +368,15 @@ mod tests {
     fn a_new_file_outlives_the_one_whose_number_it_has() {
         let mut nodes = Nodes::new(&stat(1, 2));
         let (old, new) = (OsStr::new("old"), OsStr::new("new"));
-        let (id, first) = nodes.told(ROOT, old, &stat(1, 7));
+        let (id, first) = nodes.looked_up(ROOT, old, &stat(1, 7));
         let gone = (id, nodes.generation(id));
-        let (same, second) = nodes.told_new(ROOT, new, &stat(1, 7));
+        let (same, second) = nodes.created(ROOT, new, &stat(1, 7));
         assert_eq!(same, id);
         assert_ne!(second, first);
         nodes.removed(gone, ROOT, old, true);
         assert_eq!(nodes.path(id), Some(PathBuf::from("new")));
         assert!(nodes.is_name_new(id), "a sync makes it durable");
-        // The kernel was told twice.
+        // It was returned to the kernel twice.
         nodes.forget(id, 1);
         assert_eq!(nodes.path(id), Some(PathBuf::from("new")));
         nodes.forget(id, 1);

@@ -1,4 +1,5 @@
-//! What a root's daemon created and did not live to give to the process that asked.
+//! Files that root's daemon created and was killed before it changed their owner to that of the process
+//! that requested them.
 
 use std::ffi::CStr;
 use std::io;
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, fstat, openat, statat};
 use rustix::io::Errno;
 
-use super::MountError;
+use crate::error::MountError;
 use crate::volume::OWN as OWN_DIR;
 
 const ROOT_USER: u32 = 0;

@@ -1,4 +1,4 @@
-//! Threads for reads that take turns: those of scans, and those of what the server does by itself.
+//! Threads for scheduled reads: those of scans, and those of the server's background processes.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -24,16 +24,16 @@ use crate::volume::Existing;
 const WRITE_MAX: u32 = 1 << 20;
 /// Requests of the kernel's own, such as reading ahead, that it lets wait here.
 const BACKGROUND: u16 = 64;
-/// Everything changes through the kernel only, so it may keep what it knows.
+/// Everything changes through the kernel only, so it may cache replies.
 const KEPT: Duration = Duration::from_secs(3600);
-/// What is made up changes by itself.
+/// The files of `.collie` change by themselves.
 const NOT_KEPT: Duration = Duration::ZERO;
 const NAME_MAX: u32 = 255;
 
 /// Answers the kernel. What may wait for the device is done on other threads.
 pub(super) struct Session {
     pub(super) tree: Arc<Tree>,
-    /// Told when the kernel sends nothing more.
+    /// Sent to when the kernel sends nothing more.
     pub(super) ended: Sender<()>,
 }
 
@@ -136,6 +136,14 @@ impl Session {
     fn root(&self) -> Answer<Stat> {
         self.tree.attributes(ROOT)
     }
+
+    /// Answers with the attributes of a file that commands are given by.
+    fn control_attr(&self, id: NodeId, reply: ReplyAttr) {
+        match self.root() {
+            Ok(root) => reply.attr(&NOT_KEPT, &file_attr(id, &control::attributes(id, &root))),
+            Err(error) => reply.error(error),
+        }
+    }
 }
 
 impl Filesystem for Session {
@@ -148,7 +156,7 @@ impl Filesystem for Session {
     }
 
     fn destroy(&mut self) {
-        // Where it is not waited for there is nothing to tell.
+        // Fails where nothing waits for it any more.
         let _ = self.ended.send(());
     }
 
@@ -163,7 +171,7 @@ impl Filesystem for Session {
             };
         }
         match self.tree.lookup(parent.0, name) {
-            // The number 0 says that there is nothing, and may be kept.
+            // The number 0 means that there is nothing, which may be cached.
             Err(Errno::ENOENT) => match self.root() {
                 Ok(root) => reply.entry(&KEPT, &file_attr(0, &root), Generation(0)),
                 Err(error) => reply.error(error),
@@ -178,10 +186,7 @@ impl Filesystem for Session {
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         if control::is_control(ino.0) {
-            return match self.root() {
-                Ok(root) => reply.attr(&NOT_KEPT, &file_attr(ino.0, &control::attributes(ino.0, &root))),
-                Err(error) => reply.error(error),
-            };
+            return self.control_attr(ino.0, reply);
         }
         match self.tree.attributes(ino.0) {
             Ok(stat) => reply.attr(&KEPT, &file_attr(ino.0, &stat)),
@@ -209,10 +214,7 @@ impl Filesystem for Session {
     ) {
         if control::is_control(ino.0) {
             // A shell truncates a file before it writes a command to it.
-            return match self.root() {
-                Ok(root) => reply.attr(&NOT_KEPT, &file_attr(ino.0, &control::attributes(ino.0, &root))),
-                Err(error) => reply.error(error),
-            };
+            return self.control_attr(ino.0, reply);
         }
         let when = |time: TimeOrNow| match time {
             TimeOrNow::Now => self.now(),
@@ -404,7 +406,7 @@ impl Filesystem for Session {
         reply: ReplyData,
     ) {
         if control::is_control(ino.0) {
-            let text = control::text(&self.tree, ino.0);
+            let text = self.tree.control.text(&self.tree.volume, ino.0);
             let from = usize::try_from(offset).unwrap_or(usize::MAX);
             let rest = text.as_bytes().get(from..).unwrap_or_default();
             return reply.data(rest.get(..size as usize).unwrap_or(rest));
@@ -442,7 +444,7 @@ impl Filesystem for Session {
             let Some(command) = Command::parse(bytes).filter(|_| control::is_command(ino.0)) else {
                 return reply.error(Errno::EINVAL);
             };
-            return self.later(move |tree| match control::run(tree, command) {
+            return self.later(move |tree| match tree.control.run(&tree.volume, command) {
                 Ok(()) => reply.written(len),
                 Err(error) => reply.error(super::tree::errno(&error)),
             });

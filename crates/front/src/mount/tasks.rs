@@ -1,4 +1,4 @@
-//! Whom a request is for, by the title that PostgreSQL gives its processes.
+//! The task that a request belongs to, by the title that PostgreSQL gives its processes.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ pub(super) struct TaskId(pub(super) u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Class {
     Foreground,
-    /// What the server does by itself.
+    /// Work of the server's background processes.
     Background,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Opener {
 /// A process title is far shorter.
 const TITLE_MAX: usize = 512;
 
-/// What a server's process does by itself, as its title begins after the name of the cluster.
+/// The background processes of a server, as their titles begin after the name of the cluster.
 const BY_ITSELF: [&str; 6] = [
     "autovacuum worker",
     "autovacuum launcher",

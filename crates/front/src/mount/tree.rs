@@ -12,17 +12,13 @@ use parking_lot::{Mutex, RwLock};
 
 use super::control::Control;
 use super::files::{Content, Handle, Handles, Listing, OpenedOtherwise, Writes};
+use super::marker::{HIDDEN_MARKER, MARKER};
 use super::names::{NodeId, Nodes, OWN, ROOT, is_page_file};
 use super::pool::Pool;
 use super::reads::Reads;
 use super::tasks::{Class, Opener};
 use crate::volume::{Existing, OWN as OWN_DIR, Volume};
 use crate::{FrontError, Scope};
-
-/// The name that says to PostgreSQL that a directory is a cluster.
-pub(super) const MARKER: &str = "PG_VERSION";
-/// Its name below the mount: a server that is started without the mount refuses the directory.
-pub(super) const HIDDEN_MARKER: &str = "PG_VERSION.collie";
 
 /// What answers a request that fails.
 pub(super) type Answer<T> = Result<T, Errno>;
@@ -68,8 +64,8 @@ pub(super) struct Found {
     pub(super) stat: Stat,
 }
 
-/// The system's number of an error. What is more than a refusal is reported, since the process that
-/// asked learns a number alone.
+/// The system's number of an error. What is more than a refusal is logged, since the process that made
+/// the request gets a number alone.
 pub(super) fn errno(error: &FrontError) -> Errno {
     if error.is_full() {
         tracing::warn!("no room: {error}");
@@ -148,7 +144,7 @@ impl Tree {
 
     fn lstat(&self, path: &Path) -> Answer<Stat> {
         let stat = system(self.device.lstat(&self.full(path)))?;
-        // What is not written in place knows itself how long it is.
+        // The length of a file that is not written in place is that of its pages.
         match self.volume.open_file(&stat) {
             Some(file) => front(self.volume.stat(&file)),
             None => Ok(stat),
@@ -162,15 +158,15 @@ impl Tree {
         Ok(self.found(parent, name, stat))
     }
 
-    /// Tells the kernel of a file.
+    /// A file to be returned to the kernel.
     fn found(&self, parent: NodeId, name: &OsStr, stat: Stat) -> Found {
-        let (id, generation) = self.nodes.lock().told(parent, name, &stat);
+        let (id, generation) = self.nodes.lock().looked_up(parent, name, &stat);
         Found { id, generation, stat }
     }
 
-    /// Tells the kernel of a file that was just made.
+    /// A file that was just made, to be returned to the kernel.
     fn found_new(&self, parent: NodeId, name: &OsStr, stat: Stat) -> Found {
-        let (id, generation) = self.nodes.lock().told_new(parent, name, &stat);
+        let (id, generation) = self.nodes.lock().created(parent, name, &stat);
         Found { id, generation, stat }
     }
 
@@ -211,7 +207,7 @@ impl Tree {
         }
     }
 
-    /// Opens what a node is, as it is open already or as its name says.
+    /// Opens a node as it is open already, or else by its name.
     fn content(&self, id: NodeId, writes: bool) -> Answer<Content> {
         // One look: another thread may open it the next moment.
         let known = self.handles.of_node(id);
@@ -228,7 +224,7 @@ impl Tree {
         self.plain(&path, writes).map(Content::Plain)
     }
 
-    /// Whom a file is opened for. Not while something is locked: it looks at the process.
+    /// The process that opens a file. Not to be called with a lock held: it reads from `/proc`.
     fn opener(&self, pid: u32) -> Opener {
         Opener::of(&*self.device, pid)
     }
@@ -284,7 +280,7 @@ impl Tree {
         let made = self.finish(&path, new, 0o600);
         let found = made.and_then(|()| self.lstat(&path));
         let stat = found.inspect_err(|_| {
-            // Nobody was told of it yet.
+            // It was not returned to the kernel yet.
             let _ = self.volume.unlink(&path);
         })?;
         let found = self.found_new(parent, name, stat);
@@ -345,7 +341,7 @@ impl Tree {
             self.lstat(&path)
         };
         let stat = finish().inspect_err(|_| {
-            // The kernel does not know it yet. What cannot be removed is as after a crash in between.
+            // It was not returned to the kernel yet. If it cannot be removed, that is as after a crash here.
             let _ = match self.device.lstat(&full) {
                 Ok(made) if made.is_dir() => self.device.remove_dir(&full),
                 _ => self.device.remove_file(&full),

@@ -1,4 +1,4 @@
-//! Which read is next: those of one task before those of the next.
+//! The schedule of reads: those of one task before those of the next.
 //!
 //! Several scans that share a device evenly all end late. One after the other, each but the last ends
 //! earlier, and the last no later. A task is a query: a server process with its parallel workers.
@@ -42,7 +42,7 @@ struct Task {
     class: Class,
     /// When it became the first one.
     leads_since: Option<Time>,
-    /// When a read of it was asked for or ended.
+    /// When a read of it was requested or ended.
     seen: Time,
     in_flight: usize,
     /// Bytes that it was given, for the policy of equal shares.
@@ -60,7 +60,7 @@ pub(super) struct Read {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Turn<J> {
     Read(Read, J),
-    /// Wait for another read, and no longer than this, if it says so.
+    /// Wait for another read, and no longer than this, if it is given.
     Wait(Option<Duration>),
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Turns<J> {
     idle_slice: Duration,
     /// How long a unit takes, of late.
     pace: Duration,
-    /// In the order in which they were asked for.
+    /// In the order in which they were requested.
     waiting: VecDeque<Waiting<J>>,
     /// In the order in which they are served.
     tasks: Vec<Task>,
@@ -89,7 +89,7 @@ impl<J> Turns<J> {
         }
     }
 
-    /// A read is asked for.
+    /// Adds a requested read.
     pub(super) fn ask(&mut self, opener: Opener, bytes: u64, now: Time, job: J) {
         self.forget(now);
         match self.tasks.iter_mut().find(|task| task.id == opener.task) {
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_device_waits_a_moment_for_the_next_read_of_the_first_task() {
+    fn a_slow_device_waits_for_the_next_read_of_the_first_task() {
         let next = |slice: Duration, took: Duration, later: Duration| {
             let mut turns = Turns::new(Policy::Classes, slice);
             let mut now = START;

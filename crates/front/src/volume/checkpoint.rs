@@ -9,12 +9,12 @@ use crate::disk::record::Record;
 use crate::file::Mapping;
 
 impl Volume {
-    /// Writes the map and releases the log before it. Blocks on the device; commits go on, each
+    /// Writes the map and releases the log before it. Blocks on the device; commits continue, each
     /// file's but for the moment in which its state is copied.
     ///
     /// Records before the mark are in the map: a file's state is copied under its committer, so of
     /// a record that was appended before the mark its file has made the state its own. Those after
-    /// the mark are read again, and say states.
+    /// the mark are read again, and contain states.
     ///
     /// # Errors
     /// [`FrontError::Io`], [`FrontError::Log`]: the old map holds, and nothing is released.
@@ -45,7 +45,7 @@ impl Volume {
             let path = file.name().path().to_owned();
             map.files.insert(id, MappedFile { path, end, pages });
         }
-        // After all of them have said theirs.
+        // After the ids of all files were read.
         map.next_id = self.shared.next_id();
         map.write(&*self.shared.device, &self.shared.root.join(OWN))?;
         self.shared.retain(mark.start);

@@ -48,7 +48,7 @@ impl Volume {
         }
         // The user that opens a file waits for it.
         let _urgent = self.scheduler.urgent();
-        // Who has removed files, or has written to them, is told of what fails here: by a sync.
+        // A failure here is reported to the users of these files by their next sync.
         let forgotten = self.forget_removed();
         let done = self.each(&self.unused_files(), |file| {
             self.commit(file, Scope::All)?;
@@ -58,6 +58,21 @@ impl Volume {
             tracing::warn!(%error, "too many files are open, and one that is not used cannot be closed");
         }
         self.close_idle();
+    }
+
+    /// Closes the files that no user has open and of which nothing is lost by that. Those with
+    /// displaced pages stay open. Returns how many were closed.
+    pub fn close_idle(&self) -> usize {
+        let mut files = self.files.lock();
+        let before = files.open.len();
+        files.open.retain(|_, file| {
+            let is_idle = file
+                .committer_if_free()
+                .is_some_and(|committer| file.is_idle(&committer));
+            // With `files` locked no other thread can get it.
+            !is_idle || Arc::strong_count(file) > 1
+        });
+        before - files.open.len()
     }
 
     fn unused_files(&self) -> Vec<Weak<PageFile>> {

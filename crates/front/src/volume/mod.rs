@@ -1,16 +1,16 @@
 //! A directory of page files: which are open, what is written to them, their names.
 //!
-//! Rules, each of which a test showed to be needed:
+//! Rules, each needed by a test:
 //!
 //! 1. The new length is set before versions are frozen, writers locked out.
 //! 2. A commit larger than a frame is several commits, one after another.
 //! 3. A failed sync of a directory ends all writes.
-//! 4. Only zeros stand behind an end that the log does not know.
+//! 4. Only zeros stand behind an end that the log does not have.
 //! 5. Pages behind the committed end keep their file mapped.
 //! 6. A sync makes the file's name durable, once per opening.
-//! 7. A file changes its name only once the log knows nothing of it.
+//! 7. A file changes its name only while the log has nothing of it.
 //! 8. A removed open file is written in place, once the removal is durable.
-//! 9. The daemon, by itself, commits only whole versions of pages.
+//! 9. The background thread commits only whole versions of pages.
 //! 10. A page containing the committed end is committed with the next end.
 //! 11. A renamed directory is durable before a record uses its path.
 //! 12. No file is mapped when the marker is shown.
@@ -18,7 +18,6 @@
 mod checkpoint;
 mod claims;
 mod descriptors;
-mod lost;
 mod names;
 mod recovery;
 mod status;
@@ -55,12 +54,12 @@ const AT_ONCE: usize = 8;
 /// What becomes of displaced pages whose file is missing, though its directory is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Missing {
-    /// It was removed right before a crash, which did not let that be recorded: its pages are given
-    /// up. For those who go on to use the files.
+    /// It was removed right before a crash, before that was recorded: its pages are given up. For use of
+    /// the files.
     #[default]
     GiveUp,
-    /// They are kept, and none of them is home before the file is brought back: for those who look,
-    /// perhaps at a copy that is not complete.
+    /// They are kept, and none of them is home before the file is brought back: for checks, perhaps of a
+    /// copy that is not complete.
     Keep,
 }
 
@@ -90,13 +89,12 @@ pub struct VolumeOptions {
     /// Whose pages these are, where that is known: a number of the caller's, such as a cluster's.
     /// It is kept in the map. One with displaced pages of another is refused.
     pub identity: Option<NonZeroU64>,
-    /// What shows that no page is displaced, where something does: a map that says otherwise is
-    /// refused before a file is touched.
+    /// What shows that no page is displaced, where something does: a map with displaced pages
+    /// is refused before a file is touched.
     pub plain_by: Option<&'static str>,
     /// What becomes of pages of files that are missing.
     pub missing: Missing,
-    /// When what the volume does in the background may begin: what it is asked to do by itself, not
-    /// what its users wait for. Shared by all that use the device.
+    /// Decides when background work may begin: what no user waits for. Shared by all that use the device.
     pub scheduler: Arc<Scheduler>,
 }
 
@@ -139,7 +137,7 @@ struct Files {
 /// Lock order: `closing`, `moves`, a claim of `names`, `checkpoint`, a file, `files`.
 ///
 /// Only [`Volume::sync`], [`Volume::commit_all`] and [`Volume::drain`] promise that something
-/// survives a power cut, and whatever is named as durable below. Nobody else may write to the
+/// survives a power cut, and whatever is named as durable below. Nothing else may write to the
 /// directory while a volume is open, or as long as it has displaced pages.
 #[derive(Debug)]
 pub struct Volume {
@@ -156,10 +154,10 @@ pub struct Volume {
     /// Names that are opened, created, removed or changed.
     names: Claims,
     recovered: Recovered,
-    /// Mapped files that are missing, which the next map has as well. Of those with displaced pages it
-    /// is told.
+    /// Mapped files that are missing, which the next map has as well; [`VolumeStatus::missing`] counts
+    /// those with displaced pages.
     kept: BTreeMap<FileId, MappedFile>,
-    /// Whose pages these are, as the next map says.
+    /// Whose pages these are, for the next map.
     identity: Mutex<Option<NonZeroU64>>,
     /// Whether work on several files is done by several threads.
     has_threads: bool,
@@ -290,7 +288,7 @@ impl Volume {
         }
     }
 
-    /// What the device says of a file, with the length that was written, and the time. A power cut
+    /// The attributes of a file, with the length that was written, and the time. A power cut
     /// may take the time of writes that it does not take.
     ///
     /// # Errors
@@ -362,8 +360,7 @@ impl Volume {
         self.until_named(file, |file| file.commit(scope))
     }
 
-    /// Does what a name of a file is needed for. If it has lost the one by which the log would know
-    /// it, by another one.
+    /// Does what a name of a file is needed for: by another one, if that of its record is lost.
     fn until_named(
         &self,
         file: &PageFile,

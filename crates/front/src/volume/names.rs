@@ -1,8 +1,9 @@
-//! Names: opening, creating, removing, renaming and linking files.
+//! Names: opening, creating, finding, removing, renaming and linking files.
 //!
-//! Records hold paths. So the log knows nothing of a file whose name changes, nor of one that had
+//! Records hold paths. So the log has nothing of a file whose name changes, nor of one that had
 //! the name which another is given: the first is drained, the second forgotten.
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -92,7 +93,7 @@ impl Volume {
         }
         let home = self.shared.device.open_for_user(&full, OpenMode::ReadWrite);
         let home = home.map_err(FrontError::io("open", &full))?;
-        // Once more: who had it open until now may have written to it since.
+        // Once more: what had it open until now may have written to it since.
         let stat = home.stat().map_err(FrontError::io("stat", &full))?;
         let file = self.opened(path, home, &stat, false);
         files.open.insert((stat.dev, stat.ino), Arc::clone(&file));
@@ -101,7 +102,7 @@ impl Volume {
 
     fn opened(&self, path: &Path, home: Arc<dyn File>, stat: &Stat, is_new: bool) -> Arc<PageFile> {
         let shared = Arc::clone(&self.shared);
-        // Who made it before may not have synced its directory.
+        // The process that made it may not have synced its directory.
         let name = Name::new(path);
         let file = PageFile::open(shared, home, Mapping::Plain, name, stat.len, [], is_new);
         Arc::new(file)
@@ -119,7 +120,7 @@ impl Volume {
 
     fn create_now(&self, path: &Path) -> Result<Arc<PageFile>, FrontError> {
         let _claim = self.names.claim(&[path]);
-        // After a failure it is unknown what the log says of a file that had this name.
+        // After a failure it is unknown what the log has of a file that had this name.
         self.shared.check()?;
         self.forget(path)?;
         let full = self.path(path);
@@ -217,7 +218,7 @@ impl Volume {
                 .collect(),
         };
         let replaced = there.and_then(|there| self.open_file(&there));
-        // A record that says the new path relies on what is durable of these, and the file's sync is
+        // A record with the new path relies on what is durable of these, and the file's sync is
         // of its own directory alone. Open before anything changes: it is not done by halves where no
         // descriptor is left.
         let (old, new) = (self.path(from), self.path(to));
@@ -293,7 +294,7 @@ impl Volume {
         self.shared.check()?;
         self.forget(to)?;
         let file = self.open_file(&self.look(from)?);
-        // Who removes another of its names counts them.
+        // A removal of another of its names counts them.
         let committer = file.as_ref().map(|file| file.committer());
         if let (Some(file), Some(committer)) = (&file, &committer) {
             file.keep_name(committer)?;
@@ -358,7 +359,7 @@ impl Volume {
         let committer = file.committer();
         let settled = self.shared.sync_removal(file.name().path()).map(|()| {
             file.give_up_slots(&committer).inspect_err(|error| {
-                // Its user is told when it writes.
+                // Its user gets an error when it writes.
                 tracing::warn!(%error, "a removed file that is open keeps its slots");
             })
         });
@@ -367,5 +368,83 @@ impl Volume {
             self.files.lock().orphans.push(Arc::clone(file));
         }
         settled.map(drop)
+    }
+
+    /// Waits, where files of this name or below it were removed, until that is durable: before
+    /// something that is no file of the volume gets the name, for at a recovery their paths must not
+    /// lead to it. Does nothing else.
+    ///
+    /// # Errors
+    /// What a sync or the log fails with: [`FrontError::Io`], [`FrontError::Log`].
+    pub fn free_name(&self, path: &Path) -> Result<(), FrontError> {
+        self.check_path(path)?;
+        let _claim = self.names.claim(&[path]);
+        self.forget_below(path)
+    }
+
+    /// Removes an empty directory, once the removal of the files that were in it is recorded: one with
+    /// mapped files that is missing is none that was removed.
+    ///
+    /// # Errors
+    /// What a sync or the log fails with: [`FrontError::Io`], [`FrontError::Log`]; and
+    /// [`FrontError::Io`] where it cannot be removed.
+    pub fn remove_dir(&self, path: &Path) -> Result<(), FrontError> {
+        self.check_path(path)?;
+        let _claim = self.names.claim(&[path]);
+        self.forget_below(path)?;
+        let full = self.path(path);
+        let removed = self.shared.device.remove_dir(&full);
+        removed.map_err(FrontError::io("remove", &full))
+    }
+
+    /// Finds another name of a file that has lost its known one, by a walk over the whole volume; no
+    /// other name is used meanwhile. One that has none, though it may have some outside of the volume,
+    /// is a removed file from then on. Does nothing where the name is known.
+    pub(super) fn find_name(&self, file: &PageFile) -> Result<(), FrontError> {
+        let stat = file.stat()?;
+        let (moves, claim) = (self.moves.lock(), self.names.claim(&[Path::new("")]));
+        let Name::Lost(lost) = file.name() else {
+            return Ok(());
+        };
+        if let Some(path) = self.search(&stat)? {
+            file.opened_as(&path);
+            return Ok(());
+        }
+        file.unlinked(&file.committer(), &lost);
+        let known = self.files.lock().open.remove(&(stat.dev, stat.ino));
+        drop((moves, claim));
+        known.map_or(Ok(()), |file| self.settle(&file))
+    }
+
+    /// A name of a file. Not through symbolic links, nor in the volume's own directory.
+    fn search(&self, wanted: &Stat) -> Result<Option<PathBuf>, FrontError> {
+        let mut dirs = vec![PathBuf::new()];
+        while let Some(dir) = dirs.pop() {
+            let (mut found, full) = (Vec::new(), self.path(&dir));
+            let mut each = |name: &OsStr, kind: FileKind, ino: u64| {
+                let path = dir.join(name);
+                if kind == FileKind::Directory && path != Path::new(OWN) {
+                    dirs.push(path);
+                } else if kind == FileKind::File && ino == wanted.ino {
+                    found.push(path);
+                }
+            };
+            match self.shared.device.read_dir(&full, &mut each) {
+                // It was removed meanwhile; or no file is opened in it.
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
+                    ) => {}
+                read => read.map_err(FrontError::io("list", &full))?,
+            }
+            for path in found {
+                let stat = self.look_if_any(&path)?;
+                if stat.is_some_and(|stat| (stat.dev, stat.ino) == (wanted.dev, wanted.ino)) {
+                    return Ok(Some(path));
+                }
+            }
+        }
+        Ok(None)
     }
 }

@@ -1,4 +1,4 @@
-//! Opening a volume: the map, then what the log says since, then the files themselves.
+//! Opening a volume: the map, then the records of the log since, then the files themselves.
 //!
 //! It reads MAP and the log from `replay_from`, cuts each mapped file at its end, and writes a new MAP.
 //! Entries behind a file's end, of a commit without its last part, are void. A missing mapped file was
@@ -32,7 +32,7 @@ use crate::file::{Mapping, Name, PageFile};
 use crate::shared::Shared;
 use crate::shown::ShownAs;
 
-/// Where the map of a volume without a log says that replay begins.
+/// The replay position in the map of a volume that has no log yet.
 const NO_LOG_YET: Lsn = 0;
 
 /// What an opening found.
@@ -127,7 +127,7 @@ impl Volume {
         let used = used_slots(&own, &map)?;
         let (path, last) = (own.join("shadow"), used.last().copied());
         map.slots = match last {
-            // Nothing is kept in it, and it may never have been made: it has the size that is asked for.
+            // Nothing is kept in it, and it may never have been made: it gets the configured size.
             None if Shadow::len(&*device, &path)? < Shadow::bytes(map.page_bytes, map.slots) => options.slots,
             _ => map.slots.max(options.slots),
         };
@@ -176,8 +176,8 @@ impl Volume {
         Arc::clone(&self._lock)
     }
 
-    /// Says whose pages these are, where that came to be known, or is another one, after the opening.
-    /// Returns whether it is new: the next map says it, and no earlier one.
+    /// Sets whose pages these are, where that became known, or has changed, after the opening. Returns
+    /// whether it is new: the next map has it, and no earlier one.
     pub fn identify(&self, identity: Option<NonZeroU64>) -> bool {
         let mut known = self.identity.lock();
         let is_new = identity.is_some() && identity != *known;
@@ -306,7 +306,7 @@ fn log_is_not_its(own: &Path, error: LogError) -> FrontError {
     }
 }
 
-/// Applies what the log says since the map was written.
+/// Applies the records of the log since the map was written.
 fn replay(log: &Log, own: &Path, map: &mut Map) -> Result<(), FrontError> {
     let frames = log.read(map.replay_from)?;
     let mut replay = Replay::of(map);
@@ -411,8 +411,9 @@ fn open_homes(
     Ok((files, kept))
 }
 
-/// Refuses a map with displaced pages of files in a directory that is missing: before a directory is removed, the
-/// removal of its files is recorded. So it is on a file system that is not mounted, or was not copied.
+/// Refuses a map with displaced pages of files in a directory that is missing: before a directory is
+/// removed, the removal of its files is recorded. So it is on a file system that is not mounted, or was
+/// not copied.
 fn refuse_without_dirs(shared: &Shared, map: &Map) -> Result<(), FrontError> {
     let mut there = BTreeSet::new();
     for mapped in map.files.values().filter(|mapped| mapped.has_pages()) {

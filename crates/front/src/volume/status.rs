@@ -20,8 +20,7 @@ pub struct VolumeStatus {
     pub displaced: usize,
     /// Overwritten pages that are not committed yet.
     pub dirty: usize,
-    /// Files that were removed, of which the log does not know that yet, or that are open and may
-    /// hold slots.
+    /// Files that were removed, whose removal is not in the log yet, or that are open and may hold slots.
     pub removed: usize,
     /// Bytes of the log that a recovery would read.
     pub log_bytes: u64,

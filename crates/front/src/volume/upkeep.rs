@@ -1,6 +1,5 @@
 //! What a daemon does for a volume besides its users' calls.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use super::{AT_ONCE, DRAINED_AT_ONCE, Volume};
@@ -11,33 +10,6 @@ use crate::file::{PageFile, Scope};
 const PIECE: u64 = 512 << 10;
 
 impl Volume {
-    /// Waits, where files of this name or below it were removed, until that is durable: before
-    /// something that is no file of the volume gets the name, for at a recovery their paths must not
-    /// lead to it. Does nothing else.
-    ///
-    /// # Errors
-    /// What a sync or the log fails with: [`FrontError::Io`], [`FrontError::Log`].
-    pub fn free_name(&self, path: &Path) -> Result<(), FrontError> {
-        self.check_path(path)?;
-        let _claim = self.names.claim(&[path]);
-        self.forget_below(path)
-    }
-
-    /// Removes an empty directory, once the removal of the files that were in it is recorded: one with
-    /// mapped files that is missing is none that was removed.
-    ///
-    /// # Errors
-    /// What a sync or the log fails with: [`FrontError::Io`], [`FrontError::Log`]; and
-    /// [`FrontError::Io`] where it cannot be removed.
-    pub fn remove_dir(&self, path: &Path) -> Result<(), FrontError> {
-        self.check_path(path)?;
-        let _claim = self.names.claim(&[path]);
-        self.forget_below(path)?;
-        let full = self.path(path);
-        let removed = self.shared.device.remove_dir(&full);
-        removed.map_err(FrontError::io("remove", &full))
-    }
-
     /// Brings about `pages` displaced pages home, of those at rest, and commits that; in pieces, which
     /// take turns with what users wait for.
     ///
@@ -57,9 +29,9 @@ impl Volume {
         Ok(())
     }
 
-    /// Commits files of which the log knows no more than where they ended before they grew, and that
-    /// nobody has written to since this was called last: those that nobody has open, or all. They are
-    /// plain files then. Takes turns with what users wait for.
+    /// Commits files of which the log has nothing but where they ended before they grew, and that were not
+    /// written to since the last call: those that no user has open, or all. They are plain files then.
+    /// Takes turns with what users wait for.
     ///
     /// # Errors
     /// As [`Volume::sync`], of the first file that fails.
@@ -102,21 +74,6 @@ impl Volume {
             bytes += file.write_out(PIECE)?;
         }
         Ok(bytes > 0)
-    }
-
-    /// Closes the files that nobody has open and of which nothing is lost by that. Those with
-    /// displaced pages stay open. Returns how many were closed.
-    pub fn close_idle(&self) -> usize {
-        let mut files = self.files.lock();
-        let before = files.open.len();
-        files.open.retain(|_, file| {
-            let is_idle = file
-                .committer_if_free()
-                .is_some_and(|committer| file.is_idle(&committer));
-            // With `files` locked no one else can come by it.
-            !is_idle || Arc::strong_count(file) > 1
-        });
-        before - files.open.len()
     }
 
     /// Reads every displaced page and compares it with its checksum. Returns one error for each

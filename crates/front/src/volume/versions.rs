@@ -142,7 +142,7 @@ fn a_volume_of_version_2_opens() {
 }
 
 #[test]
-fn a_volume_of_version_1_is_refused_by_the_version_and_not_touched() {
+fn a_volume_of_version_1_is_refused_and_not_touched() {
     let dir = tempfile::tempdir().unwrap();
     copy(&fixture("map-v1"), dir.path());
     let refused = open(dir.path()).unwrap_err().to_string();

@@ -98,7 +98,7 @@ fn a_sync_is_of_the_file_and_not_of_the_handle() {
 
 /// The kernel asks for a sync after such a write; some do not where it goes past the page cache.
 #[test]
-fn a_write_by_a_handle_with_o_dsync_is_committed_when_it_returns() {
+fn a_write_with_o_dsync_is_committed_when_it_returns() {
     #[repr(align(4096))]
     struct Aligned([u8; PAGE]);
     let Some(mounted) = mount() else { return };
@@ -165,7 +165,7 @@ fn lengths_follow_writes_truncations_and_allocations() {
 }
 
 #[test]
-fn a_file_that_is_removed_lives_on_in_its_handle_and_its_name_is_free() {
+fn a_removed_file_lives_on_in_its_handle_and_its_name_is_free() {
     let Some(mounted) = mount() else { return };
     let path = mounted.path("base/1/5");
     let file = mounted.relation("base/1/5", &[1]);
@@ -196,7 +196,7 @@ fn a_read_only_file_is_read_and_not_written() {
 }
 
 #[test]
-fn times_are_those_of_the_last_write_though_the_page_is_elsewhere() {
+fn times_are_those_of_the_last_write_of_a_displaced_page() {
     let Some(mounted) = mount() else { return };
     let path = mounted.path("base/1/5");
     let file = mounted.relation("base/1/5", &[1, 1]);
@@ -211,7 +211,7 @@ fn times_are_those_of_the_last_write_though_the_page_is_elsewhere() {
     file.set_modified(past).unwrap();
     write_page(&file, 1, 3);
     drop(file);
-    // The kernel tells the daemon of the closing in its own time.
+    // The kernel reports the closing to the daemon some time later.
     for _ in 0..500 {
         let force = rustix::fs::AtFlags::STATX_FORCE_SYNC;
         let found = rustix::fs::statx(rustix::fs::CWD, &path, force, rustix::fs::StatxFlags::MTIME);
@@ -270,7 +270,7 @@ fn a_relation_that_many_open_at_once_is_one_file() {
 
 /// A server removes files that others have open; what is asked of an open file needs no name.
 #[test]
-fn attributes_of_an_open_file_are_set_also_when_its_name_is_gone() {
+fn attributes_of_an_open_file_are_set_without_a_name() {
     let Some(mounted) = mount() else { return };
     for name in ["base/1/5", "base/1/plain"] {
         let (file, path) = (mounted.relation(name, &[1, 2]), mounted.path(name));

@@ -68,7 +68,7 @@ fn the_daemon_answers_through_files_that_are_not_listed() {
 }
 
 #[test]
-fn relations_move_with_their_pages_alone_and_with_their_directories() {
+fn relations_move_with_their_pages() {
     let Some(mut mounted) = mount() else { return };
     let file = mounted.relation("base/1/5", &[1, 2]);
     write_page(&file, 1, 3);
@@ -161,7 +161,7 @@ fn a_new_file_has_nothing_of_a_removed_one() {
 /// A root's daemon creates files as root's, then gives them away. One that was killed in between left
 /// a file that its server cannot open.
 #[test]
-fn what_a_killed_daemon_did_not_give_away_is_given_away_at_the_next_mount() {
+fn files_of_a_killed_daemon_get_their_owner_at_the_next_mount() {
     let Some(mut mounted) = mount() else { return };
     mounted.unmount();
     let owner = |name: &str| fs::symlink_metadata(mounted.path(name)).unwrap().uid();
@@ -210,7 +210,7 @@ fn what_a_killed_daemon_did_not_give_away_is_given_away_at_the_next_mount() {
 }
 
 #[test]
-fn a_relation_that_loses_one_of_its_names_while_it_is_open_keeps_the_other() {
+fn an_open_relation_that_loses_a_name_keeps_the_other() {
     let Some(mut mounted) = mount() else { return };
     fs::create_dir(mounted.path("base/2")).unwrap();
     let (kept, taken) = (mounted.path("base/2/50"), mounted.path("base/1/7"));

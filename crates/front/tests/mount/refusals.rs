@@ -1,4 +1,4 @@
-//! What is refused, and what the refusal says.
+//! Mounts that are refused, and the messages of the refusals.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -84,7 +84,7 @@ fn the_page_size_is_the_clusters_own() {
 }
 
 #[test]
-fn a_mounted_directory_is_not_mounted_again_and_not_while_it_is_used() {
+fn a_directory_is_not_mounted_twice_or_while_it_is_used() {
     let Some(mounted) = mount() else { return };
     let said = refusal(mounted.dir.path());
     assert!(said.contains("mounted already"), "{said}");
@@ -110,7 +110,7 @@ fn tablespaces_stay_inside() {
 }
 
 #[test]
-fn the_cluster_itself_is_mounted_and_no_directory_above_or_in_it() {
+fn a_cluster_is_mounted_and_no_directory_above_or_in_it() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     for made in ["main/global", "main/base/1"] {

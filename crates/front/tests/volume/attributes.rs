@@ -18,7 +18,7 @@ fn mtime_at_home(device: &SimDevice, name: &str) -> i64 {
 }
 
 #[test]
-fn the_time_of_a_displaced_write_is_the_files_and_then_its_home_s() {
+fn the_time_of_a_displaced_write_becomes_that_of_the_home() {
     let device = device();
     let volume = open(&device);
     let file = mapped(&volume, "a");
@@ -162,7 +162,7 @@ fn a_file_is_found_by_its_number_while_it_is_open() {
 }
 
 #[test]
-fn a_volume_is_reached_through_a_descriptor_and_shown_by_its_path() {
+fn a_volume_behind_a_descriptor_is_shown_by_its_path() {
     let dir = tempfile::tempdir().unwrap();
     let root = std::fs::File::open(dir.path()).unwrap();
     let reached = PathBuf::from(format!("/proc/self/fd/{}", root.as_raw_fd()));

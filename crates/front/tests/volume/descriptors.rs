@@ -147,7 +147,7 @@ fn a_failed_sync_of_names_ends_all_writes() {
 
 /// A removed file that is open keeps its slots no longer than its directory cannot be opened.
 #[test]
-fn a_removed_file_gives_its_slots_back_once_its_directory_opens_again() {
+fn a_removed_file_frees_its_slots_once_its_directory_opens() {
     let device = with_dirs();
     let volume = open(&device);
     let files = ["d/a", "d/b"].map(|name| {

@@ -344,7 +344,7 @@ fn run_with(program: &[Step], fault: impl Fn(&SimDevice), what: &str) -> bool {
 }
 
 #[test]
-fn whatever_fails_once_or_for_good_loses_nothing_that_was_acknowledged() {
+fn faults_once_or_for_good_lose_nothing_that_was_acknowledged() {
     let kinds = [
         FaultKind::AnyFails,
         FaultKind::WriteFails,

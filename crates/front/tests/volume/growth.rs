@@ -160,12 +160,12 @@ fn zeros_do_not_mix_with_what_a_crash_may_leave_uncut() {
 }
 
 #[test]
-fn zeros_behind_a_file_as_it_was_found_do_not_mix_with_what_it_was_before() {
+fn zeros_behind_a_found_file_do_not_mix_with_older_bytes() {
     let device = device();
     let volume = open(&device);
     let file = plain(&volume, "a");
     volume.set_len(&file, PAGE as u64).unwrap();
-    // The next daemon does not know that the file was longer.
+    // The next daemon has no record that the file was longer.
     let device = device.snapshot().process_death().device();
     let volume = open(&device);
     let file = volume.file(Path::new("a")).unwrap();
@@ -221,7 +221,7 @@ fn a_writer_behind_the_end_waits_while_the_mapping_ends() {
 }
 
 #[test]
-fn a_new_file_that_a_crash_takes_is_no_loss_and_nor_is_its_directory() {
+fn a_new_file_or_directory_that_a_crash_takes_is_no_loss() {
     let device = device();
     let volume = open(&device);
     device.create_dir_all(Path::new("/volume/dir")).unwrap();
@@ -280,7 +280,7 @@ fn a_map_that_is_closed_has_only_files_with_displaced_pages() {
 /// Its name is given to a new file, which the log knows to end at nothing before any sync of the directory. A
 /// recovery that finds the old one by that name would cut it.
 #[test]
-fn a_file_that_was_renamed_or_lost_a_name_is_not_cut_for_the_next_one_of_that_name() {
+fn a_renamed_file_is_not_cut_for_the_next_one_of_its_name() {
     for way_of_naming in ["renamed", "replaced", "linked", "killed"] {
         let device = device();
         let mut volume = open(&device);

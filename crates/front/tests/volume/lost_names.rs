@@ -25,11 +25,8 @@ fn with_dirs() -> SimDevice {
     device
 }
 
-/// A file that has lost the name `a`, by a removal or a renaming, and has `other`; with pages of
-/// version 3 that are not committed.
-fn lost(volume: &Volume, other: &str, is_removed: bool) -> Arc<PageFile> {
-    let file = mapped(volume, "a");
-    volume.link(Path::new("a"), Path::new(other)).unwrap();
+/// Removes the name `a`, or gives it to a new file.
+fn lose(volume: &Volume, is_removed: bool) {
     if is_removed {
         volume.unlink(Path::new("a")).unwrap();
     } else {
@@ -38,6 +35,14 @@ fn lost(volume: &Volume, other: &str, is_removed: bool) -> Arc<PageFile> {
             .rename(Path::new("new"), Path::new("a"), Existing::Replace)
             .unwrap();
     }
+}
+
+/// A file that has lost the name `a`, by a removal or a renaming, and has `other`; with pages of
+/// version 3 that are not committed.
+fn lost(volume: &Volume, other: &str, is_removed: bool) -> Arc<PageFile> {
+    let file = mapped(volume, "a");
+    volume.link(Path::new("a"), Path::new(other)).unwrap();
+    lose(volume, is_removed);
     (1..3).for_each(|page| write(volume, &file, page, 3));
     file
 }
@@ -67,7 +72,7 @@ fn a_file_that_lost_its_name_is_synced_by_another_one() {
 }
 
 #[test]
-fn a_file_that_lost_its_name_stops_neither_commits_nor_a_drain_nor_the_end() {
+fn a_file_that_lost_its_name_stops_no_commit_drain_or_end() {
     each(|device, volume, other, file| {
         volume.commit_all(Scope::Steady).unwrap();
         assert_eq!(volume.status().dirty, 0);
@@ -111,14 +116,7 @@ fn a_file_whose_names_are_all_elsewhere_is_written_in_place() {
         let elsewhere = Path::new("/elsewhere/x");
         device.hard_link(Path::new("/volume/a"), elsewhere).unwrap();
         device.sync_dir(Path::new("/elsewhere")).unwrap();
-        if is_removed {
-            volume.unlink(Path::new("a")).unwrap();
-        } else {
-            drop(volume.create(Path::new("new")).unwrap());
-            volume
-                .rename(Path::new("new"), Path::new("a"), Existing::Replace)
-                .unwrap();
-        }
+        lose(&volume, is_removed);
         for round in 3..6 {
             (1..4).for_each(|page| write(&volume, &file, page, round));
             volume.commit_all(Scope::Steady).unwrap();

@@ -31,7 +31,7 @@ fn looked_at(device: &SimDevice) -> Volume {
 
 /// Say that its file system is not mounted, or that a copy is not complete.
 #[test]
-fn a_directory_that_is_missing_is_asked_for_and_nothing_is_done_before() {
+fn a_missing_directory_is_asked_for_and_nothing_is_done_before() {
     let device = left();
     let away = Path::new("/elsewhere");
     device.rename(Path::new("/volume/base"), away).unwrap();
@@ -54,7 +54,7 @@ fn a_directory_that_is_missing_is_asked_for_and_nothing_is_done_before() {
 }
 
 #[test]
-fn pages_are_given_up_where_the_directory_is_there_without_the_file() {
+fn pages_are_given_up_where_only_the_file_is_missing() {
     let device = left();
     device.remove_file(Path::new(AT)).unwrap();
     let volume = open(&device);
@@ -91,7 +91,7 @@ fn one_who_looks_keeps_pages_of_a_missing_file() {
 /// Wherever a power cut or the death of the process falls: a directory that was removed is not asked
 /// for.
 #[test]
-fn a_directory_is_removed_after_the_removal_of_its_files_is_recorded() {
+fn a_directory_is_removed_after_its_files_removal_is_recorded() {
     let device = left();
     let volume = open(&device);
     device.record(Points::Changes, usize::MAX);

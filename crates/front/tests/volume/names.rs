@@ -75,7 +75,7 @@ fn found(device: &SimDevice, names: [&str; 2]) -> Option<(String, u8, u8)> {
 }
 
 #[test]
-fn a_crash_in_a_renaming_of_a_directory_leaves_whole_files_where_they_were_or_are() {
+fn a_crash_in_a_directorys_renaming_leaves_whole_files() {
     let device = device();
     make_dir(&device, "d/e");
     make_dir(&device, "x");
@@ -138,7 +138,7 @@ fn ends_before(release: impl FnOnce(), work: impl FnOnce() + Send) -> bool {
 }
 
 #[test]
-fn a_renaming_ends_though_all_pages_are_written_whenever_it_waits() {
+fn a_renaming_ends_though_pages_are_written_all_the_time() {
     let device = device();
     make_dir(&device, "d");
     let volume = open(&device);
@@ -256,7 +256,7 @@ fn a_name_that_is_taken_is_kept_where_that_is_asked() {
 }
 
 #[test]
-fn nothing_of_a_removed_file_is_applied_to_one_that_comes_to_its_path() {
+fn nothing_of_a_removed_file_is_applied_to_the_next_at_its_path() {
     let device = device();
     for dir in ["d", "n"] {
         make_dir(&device, dir);
@@ -447,7 +447,7 @@ fn a_removed_file_needs_no_more_slots_than_there_are() {
 }
 
 #[test]
-fn a_removed_file_is_not_written_in_place_before_its_removal_is_durable() {
+fn a_removed_file_is_not_written_in_place_too_early() {
     let device = device();
     let volume = open(&device);
     let file = mapped(&volume, "a");

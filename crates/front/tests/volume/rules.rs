@@ -20,7 +20,7 @@ fn assert_gone_or_whole(device: &SimDevice, name: &str, way: &str) {
 }
 
 #[test]
-fn a_slot_is_not_used_again_before_the_record_that_frees_it_is_durable() {
+fn a_slot_is_not_used_again_before_its_release_is_durable() {
     let open = |device: &SimDevice| open_with(device, 4, 1 << 15);
     let device = device();
     let volume = open(&device);
@@ -155,7 +155,7 @@ fn a_file_whose_removal_is_recorded_is_gone() {
 }
 
 #[test]
-fn a_file_whose_removal_is_not_durable_keeps_its_pages_in_the_map() {
+fn a_file_whose_removal_is_not_durable_stays_in_the_map() {
     let device = device();
     let volume = open(&device);
     mapped(&volume, "a");
@@ -180,7 +180,7 @@ fn a_file_that_recovery_finds_gone_stays_gone() {
 }
 
 #[test]
-fn a_file_that_was_there_before_and_never_synced_is_synced_with_its_first_record() {
+fn a_file_that_was_there_before_is_synced_with_its_first_record() {
     let device = device();
     device.sync_dir(Path::new("/volume")).unwrap();
     let home = device.open(Path::new("/volume/a"), OpenMode::CreateNew).unwrap();
@@ -205,7 +205,7 @@ fn a_file_that_was_drained_is_not_cut_where_it_ended_then() {
     let volume = open(&device);
     let file = mapped(&volume, "a");
     volume.drain().unwrap();
-    // By zeros, of which no record says anything.
+    // By zeros, of which there is no record.
     write(&volume, &file, 6, 0);
     volume.sync(&file).unwrap();
     for (way, device) in cuts(&device) {
@@ -219,7 +219,7 @@ fn a_file_that_was_drained_is_not_cut_where_it_ended_then() {
 }
 
 #[test]
-fn half_of_a_page_is_not_committed_before_its_other_half_is_written() {
+fn half_of_a_page_is_not_committed_before_the_other_half() {
     let device = device();
     let volume = open(&device);
     let file = mapped(&volume, "a");
@@ -236,7 +236,7 @@ fn half_of_a_page_is_not_committed_before_its_other_half_is_written() {
 }
 
 #[test]
-fn a_new_file_of_the_name_of_a_removed_one_has_none_of_its_pages() {
+fn a_new_file_of_the_name_of_a_removed_one_has_no_pages_of_it() {
     let device = device();
     let volume = open(&device);
     mapped(&volume, "a");
@@ -264,7 +264,7 @@ fn slots_that_hold_pages_are_not_free_after_recovery() {
 }
 
 #[test]
-fn a_handle_that_outlives_its_name_writes_nothing_into_the_next_file() {
+fn a_handle_that_outlives_its_name_does_not_write_to_the_next() {
     let device = device();
     let volume = open(&device);
     let old = mapped(&volume, "a");
@@ -286,7 +286,7 @@ fn a_handle_that_outlives_its_name_writes_nothing_into_the_next_file() {
 }
 
 #[test]
-fn another_page_size_a_second_opening_and_a_missing_log_are_refused() {
+fn page_sizes_second_openings_and_missing_logs_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let options = || VolumeOptions {
         page_bytes: 1024,
@@ -416,7 +416,7 @@ fn what_a_commit_in_parts_left_behind_the_end_is_void() {
     let file = volume.create(Path::new("a")).unwrap();
     (0..400).for_each(|page| write(&volume, &file, page, 0));
     volume.sync(&file).unwrap();
-    // The log knows it from here on, or it could not grow while the log is full.
+    // The log has it from here on, or it could not grow while the log is full.
     write(&volume, &file, 0, 1);
     volume.sync(&file).unwrap();
     fill_log(&device, &volume, &file);

@@ -96,7 +96,7 @@ impl Run {
 }
 
 #[test]
-fn threads_see_whole_pages_and_power_cuts_leave_what_was_acknowledged() {
+fn threads_see_whole_pages_and_power_cuts_keep_acknowledged() {
     let device = SimDevice::new(7);
     device.create_dir_all(Path::new("/volume")).unwrap();
     let volume = Volume::open(Path::new("/volume"), options(&device)).unwrap();

@@ -113,6 +113,6 @@ fn check_numbers(text: &[u8]) {
 }
 
 #[test]
-fn mutated_requests_are_what_was_sent_or_an_error_however_they_are_cut() {
+fn mutated_requests_are_what_was_sent_or_an_error() {
     mutations("requests", &corpus("requests"), 3_000, check);
 }

@@ -229,7 +229,7 @@ fn limits_hold_at_the_limit_and_break_one_beyond() {
 }
 
 #[test]
-fn a_header_that_announces_much_takes_no_memory_until_it_arrives() {
+fn a_header_that_announces_much_takes_no_memory() {
     // Shown by the parser's hint for the next read, and by the announced sizes being accepted at
     // once: if they had been allocated, 1,048,576 arguments of 512 MiB would not have been
     // accepted.

@@ -1,6 +1,8 @@
-//! Changes of parameters while the server runs, all or none: by `CONFIG SET`, and by a reload.
+//! Changes of parameters while the server runs, all or none: by `CONFIG SET`, and by the program that
+//! runs the server.
 
 use std::fmt;
+use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 
@@ -9,28 +11,28 @@ use super::tls_parameters::{TLS_PARAMETERS, TlsParameter};
 use crate::session::Shared;
 use crate::tls::{AuthClients, Tls, TlsSettings};
 
-/// A parameter that is known.
+/// A parameter of either table.
 #[derive(Clone, Copy)]
-pub(super) enum Known {
+pub(super) enum AnyParameter {
     Other(&'static Parameter),
     Tls(&'static TlsParameter),
 }
 
-impl Known {
-    pub(super) fn all() -> impl Iterator<Item = Known> {
-        let others = PARAMETERS.iter().map(Known::Other);
-        others.chain(TLS_PARAMETERS.iter().map(Known::Tls))
+impl AnyParameter {
+    pub(super) fn all() -> impl Iterator<Item = AnyParameter> {
+        let others = PARAMETERS.iter().map(AnyParameter::Other);
+        others.chain(TLS_PARAMETERS.iter().map(AnyParameter::Tls))
     }
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Known::Other(parameter) => parameter.name,
-            Known::Tls(parameter) => parameter.name,
+            AnyParameter::Other(parameter) => parameter.name,
+            AnyParameter::Tls(parameter) => parameter.name,
         }
     }
 
-    fn find(name: &[u8]) -> Option<Known> {
-        Known::all().find(|known| known.name().as_bytes().eq_ignore_ascii_case(name))
+    fn find(name: &[u8]) -> Option<AnyParameter> {
+        AnyParameter::all().find(|known| known.name().as_bytes().eq_ignore_ascii_case(name))
     }
 }
 
@@ -56,9 +58,9 @@ fn refused(name: &'static str, why: impl fmt::Display) -> Refusal {
     Refusal::Value { name, why }
 }
 
-/// Changes that were judged. While they exist nothing else changes parameters: what was judged is what
-/// is set.
-pub(crate) struct Changes<'a> {
+/// Validated changes. While they exist nothing else changes parameters: what was validated is what is
+/// set.
+pub(crate) struct ParameterChanges<'a> {
     shared: &'a Shared,
     _one: MutexGuard<'a, ()>,
     names: Vec<&'static str>,
@@ -67,14 +69,14 @@ pub(crate) struct Changes<'a> {
     secured: Option<(&'a Tls, TlsSettings)>,
 }
 
-impl<'a> Changes<'a> {
-    /// Judges values, of names in any case. `one` is the lock on the settings.
-    pub(crate) fn judge<'v>(
+impl<'a> ParameterChanges<'a> {
+    /// Validates values, of names in any case. `one` is the lock on the settings.
+    pub(crate) fn validate<'v>(
         shared: &'a Shared,
         one: MutexGuard<'a, ()>,
         pairs: impl Iterator<Item = (&'v [u8], &'v [u8])>,
-    ) -> Result<Changes<'a>, Refusal> {
-        let mut judged = Changes {
+    ) -> Result<ParameterChanges<'a>, Refusal> {
+        let mut validated = ParameterChanges {
             shared,
             _one: one,
             names: Vec::new(),
@@ -83,31 +85,31 @@ impl<'a> Changes<'a> {
         };
         let mut has_password = shared.settings.password().is_some();
         for (name, value) in pairs {
-            let parameter = Known::find(name).ok_or_else(|| Refusal::Unknown(name.to_vec()))?;
+            let parameter = AnyParameter::find(name).ok_or_else(|| Refusal::Unknown(name.to_vec()))?;
             let name = parameter.name();
-            let is_seen = judged.names.contains(&name);
-            judged.names.push(name);
+            let is_seen = validated.names.contains(&name);
+            validated.names.push(name);
             match parameter {
-                Known::Other(Parameter { set: None, .. }) => {
+                AnyParameter::Other(Parameter { set: None, .. }) => {
                     return Err(refused(name, "can't set immutable config"));
                 }
                 _ if is_seen => return Err(refused(name, "duplicate parameter")),
-                Known::Other(Parameter { set: Some(set), .. }) => {
+                AnyParameter::Other(Parameter { set: Some(set), .. }) => {
                     if name == REQUIREPASS {
                         has_password = !value.is_empty();
                     }
                     let change = set(shared, value).map_err(|why| refused(name, why))?;
-                    judged.changes.push(change);
+                    validated.changes.push(change);
                 }
-                Known::Tls(parameter) => {
+                AnyParameter::Tls(parameter) => {
                     let why = "this server does not listen for TLS: start it with tls-port";
-                    let settings = judged.tls_settings().ok_or_else(|| refused(name, why))?;
+                    let settings = validated.tls_settings().ok_or_else(|| refused(name, why))?;
                     (parameter.set)(settings, value).map_err(|why| refused(name, why))?;
                 }
             }
         }
-        if let (Some(name), Some(tls)) = (judged.says_who(), &shared.tls) {
-            let auth_clients = match &judged.secured {
+        if let (Some(name), Some(tls)) = (validated.access_parameter(), &shared.tls) {
+            let auth_clients = match &validated.secured {
                 Some((_, settings)) => settings.auth_clients,
                 None => tls.settings().auth_clients,
             };
@@ -115,7 +117,7 @@ impl<'a> Changes<'a> {
                 return Err(refused(name, OPEN_TO_NETWORK));
             }
         }
-        Ok(judged)
+        Ok(validated)
     }
 
     /// The settings of TLS that will be in force, if the server speaks TLS. Its files are read then.
@@ -125,29 +127,29 @@ impl<'a> Changes<'a> {
         Some(settings)
     }
 
-    /// Has the files of TLS read anew, if the server speaks TLS, whatever is changed.
+    /// Reads the files of TLS anew with the changes, if the server speaks TLS, whatever is changed.
     pub(crate) fn read_files_anew(&mut self) {
         let _ = self.tls_settings();
     }
 
-    /// Whether making the changes reads files, which blocks.
+    /// Whether applying the changes reads files, which blocks.
     pub(crate) fn reads_files(&self) -> bool {
         self.secured.is_some()
     }
 
     /// One of the parameters by which clients are let in, if there is one.
-    fn says_who(&self) -> Option<&'static str> {
-        let says_who = |name: &&str| name.starts_with("tls-") || *name == REQUIREPASS;
-        self.names.iter().copied().find(says_who)
+    fn access_parameter(&self) -> Option<&'static str> {
+        let access_parameter = |name: &&str| name.starts_with("tls-") || *name == REQUIREPASS;
+        self.names.iter().copied().find(access_parameter)
     }
 
-    /// Makes the changes for `whom`, and returns the names of the parameters.
-    pub(crate) fn make(self, whom: &dyn fmt::Display) -> Result<Vec<&'static str>, Refusal> {
-        let says_who = self.says_who();
+    /// Applies the changes for `whom`, and returns the names of the parameters.
+    pub(crate) fn apply(self, whom: &dyn fmt::Display) -> Result<Vec<&'static str>, Refusal> {
+        let access_parameter = self.access_parameter();
         if let Some((tls, settings)) = self.secured {
             let prepared = tls.prepare(settings).map_err(|problem| {
                 tracing::warn!(%problem, "new connections go on with the TLS settings that were in force");
-                refused(says_who.unwrap_or("tls-cert-file"), problem)
+                refused(access_parameter.unwrap_or("tls-cert-file"), problem)
             })?;
             tls.install(prepared);
             tracing::info!("new connections use the files of TLS as they were read now");
@@ -155,7 +157,7 @@ impl<'a> Changes<'a> {
         for change in self.changes {
             change(self.shared);
         }
-        if says_who.is_some() {
+        if access_parameter.is_some() {
             let parameters = &self.names;
             tracing::warn!(by = %whom, ?parameters, "who is let in may have changed");
         }
@@ -165,3 +167,41 @@ impl<'a> Changes<'a> {
 
 const OPEN_TO_NETWORK: &str = "this would let in every client of other machines: keep a password, or \
                                tls-auth-clients yes, or start the server with open-to-network";
+
+/// Why the settings of a running server stay as they were.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("nothing was changed: {0}")]
+pub struct SettingsRefused(String);
+
+/// Changes the settings of a [server](crate::Server), as `CONFIG SET` does.
+#[derive(Debug, Clone)]
+pub struct LiveSettings {
+    shared: Arc<Shared>,
+}
+
+impl LiveSettings {
+    pub(crate) fn new(shared: Arc<Shared>) -> LiveSettings {
+        LiveSettings { shared }
+    }
+
+    /// Sets parameters of `CONFIG SET`, given as names and values, all or none, and reads the files of
+    /// TLS anew, if the server speaks it, whatever is set. `whom` is who asks, for the diagnostics.
+    /// Blocks.
+    ///
+    /// # Errors
+    /// There is no such parameter, it does not take the value, or a file cannot be used; nothing is
+    /// changed.
+    pub fn reload(&self, parameters: &[(&str, String)], whom: &str) -> Result<(), SettingsRefused> {
+        let one = self.shared.settings.changing.lock();
+        let pairs = parameters
+            .iter()
+            .map(|(name, value)| (name.as_bytes(), value.as_bytes()));
+        ParameterChanges::validate(&self.shared, one, pairs)
+            .and_then(|mut changes| {
+                changes.read_files_anew();
+                changes.apply(&whom)
+            })
+            .map(drop)
+            .map_err(|refusal| SettingsRefused(refusal.to_string()))
+    }
+}

@@ -1,4 +1,4 @@
-//! `CLIENT`.
+//! `CLIENT`: the connections of the server, and the settings of one.
 
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -8,16 +8,15 @@ use std::sync::atomic::Ordering;
 use collie_protocol::Request;
 use collie_protocol::number::parse_i64;
 
-use super::containers;
 use super::numbers::{integer, is, timeout_ms};
-use super::row::Command;
+use super::row::{self, Command, container};
 use crate::config::Ack;
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
 use crate::session::ReplyMode;
 
 /// The rows of its commands.
-pub(super) const ROWS: &[Command] = &[Command::new("client", -2, containers::container)
+pub(super) const ROWS: &[Command] = &[Command::new("client", -2, container)
     .about("2.4.0", "connection", "Commands about connections.")
     .categories(&["@slow"])
     .subcommands(SUBCOMMANDS)];
@@ -452,5 +451,5 @@ fn ack(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 }
 
 fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    containers::help(exec, "client", SUBCOMMANDS)
+    row::help(exec, "client", SUBCOMMANDS)
 }

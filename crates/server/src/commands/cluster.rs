@@ -1,11 +1,10 @@
-//! `CLUSTER`, and what clients of a cluster send about their connection.
+//! `CLUSTER`, and the commands `ASKING`, `READONLY` and `READWRITE` of clients of a cluster.
 
 use collie_protocol::Request;
 
-use super::containers;
-use super::led::{count_in_slot, keys_in_slot};
+use super::cluster_keys::{count_in_slot, keys_in_slot};
 use super::numbers::{integer, is};
-use super::row::Command;
+use super::row::{self, Command, container};
 use super::shape::Shape;
 use crate::cluster::{SLOTS, slot_of};
 use crate::exec::{Exec, Flow, Outcome};
@@ -17,7 +16,7 @@ pub(super) const ROWS: &[Command] = &[
         .about("3.0.0", "cluster", "Does nothing: clients are never sent by ASK.")
         .flags(&["fast"])
         .categories(&["@fast", "@connection"]),
-    Command::new("cluster", -2, containers::container)
+    Command::new("cluster", -2, container)
         .about("3.0.0", "cluster", "Commands about the cluster.")
         .categories(&["@slow"])
         .subcommands(SUBCOMMANDS),
@@ -254,7 +253,7 @@ fn failover(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 
 fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     shape(exec)?;
-    containers::help(exec, "cluster", SUBCOMMANDS)
+    row::help(exec, "cluster", SUBCOMMANDS)
 }
 
 fn my_id(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {

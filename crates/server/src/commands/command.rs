@@ -1,10 +1,9 @@
-//! `COMMAND`.
+//! `COMMAND`: the command table, as clients read it.
 
 use collie_protocol::Request;
 
-use super::containers;
 use super::numbers::is;
-use super::row::{Command, Keys};
+use super::row::{self, Command, Keys};
 use super::table::{COMMANDS, find, lookup};
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
@@ -242,25 +241,25 @@ fn list(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 
 /// The command that a request names in argument 2, and the arguments from there on as a request of
 /// its own.
-fn asked_about(request: Request<'_>) -> Result<(&'static Command, KeptRequest), Failure> {
-    let asked = request.keep_from(2);
-    let Ok(command) = find(asked.request()).or_else(|_| lookup(request.at(2)).ok_or(())) else {
+fn inner_command(request: Request<'_>) -> Result<(&'static Command, KeptRequest), Failure> {
+    let inner = request.keep_from(2);
+    let Ok(command) = find(inner.request()).or_else(|_| lookup(request.at(2)).ok_or(())) else {
         return Err("ERR Invalid command specified".into());
     };
     if command.keys.is_empty() {
         return Err("ERR The command has no key arguments".into());
     }
-    let given = i64::try_from(asked.request().len()).unwrap_or(i64::MAX);
+    let given = i64::try_from(inner.request().len()).unwrap_or(i64::MAX);
     let arity = i64::from(command.arity);
     if (arity >= 0 && given != arity) || given < -arity {
         return Err("ERR Invalid number of arguments specified for command".into());
     }
-    Ok((command, asked))
+    Ok((command, inner))
 }
 
 fn getkeys(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let (command, asked) = asked_about(request)?;
-    let found = command.keys.iter().flat_map(|keys| keys.of(asked.request()));
+    let (command, inner) = inner_command(request)?;
+    let found = command.keys.iter().flat_map(|keys| keys.of(inner.request()));
     let found: Vec<&[u8]> = found.collect();
     exec.reply.array(found.len());
     found.iter().for_each(|key| exec.reply.bulk(key));
@@ -268,12 +267,12 @@ fn getkeys(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 }
 
 fn getkeysandflags(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let (command, asked) = asked_about(request)?;
-    let asked = asked.request();
+    let (command, inner) = inner_command(request)?;
+    let inner = inner.request();
     let mut found: Vec<(&[u8], &[&str])> = Vec::new();
     for keys in command.keys {
-        let flags = flags_in(command, keys, asked);
-        found.extend(keys.of(asked).map(|key| (key, flags)));
+        let flags = flags_in(command, keys, inner);
+        found.extend(keys.of(inner).map(|key| (key, flags)));
     }
     exec.reply.array(found.len());
     for (key, flags) in found {
@@ -286,9 +285,9 @@ fn getkeysandflags(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 }
 
 /// The flags of a command's keys, where they depend on its arguments.
-fn flags_in(command: &Command, keys: &Keys, asked: Request<'_>) -> &'static [&'static str] {
+fn flags_in(command: &Command, keys: &Keys, inner: Request<'_>) -> &'static [&'static str] {
     let says = |words: &[&str]| {
-        asked
+        inner
             .iter()
             .skip(2)
             .any(|arg| words.iter().any(|word| is(arg, word)))
@@ -303,5 +302,5 @@ fn flags_in(command: &Command, keys: &Keys, asked: Request<'_>) -> &'static [&'s
 }
 
 fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    containers::help(exec, "command", SUBCOMMANDS)
+    row::help(exec, "command", SUBCOMMANDS)
 }

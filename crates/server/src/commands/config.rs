@@ -1,11 +1,10 @@
-//! `CONFIG`.
+//! `CONFIG`: parameters are read and changed.
 
 use collie_protocol::Request;
 
-use super::changes::{Changes, Known, Refusal};
-use super::containers;
+use super::changes::{AnyParameter, ParameterChanges, Refusal};
 use super::parameters::ACK;
-use super::row::Command;
+use super::row::{self, Command, container};
 use crate::cost::Aside;
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::Failure;
@@ -14,7 +13,7 @@ use crate::stats::CommandCounter;
 use crate::tls::Tls;
 
 /// The rows of its commands.
-pub(super) const ROWS: &[Command] = &[Command::new("config", -2, containers::container)
+pub(super) const ROWS: &[Command] = &[Command::new("config", -2, container)
     .about("2.0.0", "server", "Commands about the configuration.")
     .categories(&["@slow"])
     .subcommands(SUBCOMMANDS)];
@@ -49,11 +48,11 @@ const SUBCOMMANDS: &[Command] = &[
 ];
 
 fn get(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let mut wanted: Vec<(&[u8], Known)> = Vec::new();
+    let mut wanted: Vec<(&[u8], AnyParameter)> = Vec::new();
     for pattern in request.iter().skip(2) {
         // A plain name is returned as it was spelt.
         let is_plain = glob::literal_prefix(pattern) == pattern;
-        for parameter in Known::all() {
+        for parameter in AnyParameter::all() {
             let name = parameter.name();
             let is_new = !wanted.iter().any(|(_, known)| known.name() == name);
             if is_new && glob::matches(pattern, name.as_bytes(), true) {
@@ -66,8 +65,8 @@ fn get(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     for (name, parameter) in wanted {
         exec.reply.bulk(name);
         match parameter {
-            Known::Other(parameter) => exec.reply.bulk((parameter.get)(exec.shared).as_bytes()),
-            Known::Tls(parameter) => exec.reply.bulk(&(parameter.get)(&tls)),
+            AnyParameter::Other(parameter) => exec.reply.bulk((parameter.get)(exec.shared).as_bytes()),
+            AnyParameter::Tls(parameter) => exec.reply.bulk(&(parameter.get)(&tls)),
         }
     }
     Ok(Flow::Next)
@@ -87,12 +86,12 @@ fn set(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     };
     let mut args = request.iter().skip(2);
     let pairs = std::iter::from_fn(|| Some((args.next()?, args.next()?)));
-    let changes = Changes::judge(shared, one, pairs)?;
+    let changes = ParameterChanges::validate(shared, one, pairs)?;
     if changes.reads_files() && !exec.may_block {
         return Ok(Flow::Aside(Aside::Waits));
     }
     let session = &mut *exec.session;
-    let names = changes.make(&session.client.addr)?;
+    let names = changes.apply(&session.client.addr)?;
     if names.contains(&ACK) && !session.ack_chosen {
         session.ack = shared.settings.ack();
     }
@@ -134,5 +133,5 @@ fn rewrite(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
 }
 
 fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    containers::help(exec, "config", SUBCOMMANDS)
+    row::help(exec, "config", SUBCOMMANDS)
 }

@@ -1,4 +1,4 @@
-//! The connection itself.
+//! Commands of a connection: `AUTH`, `HELLO`, `PING`, `SELECT`, `RESET` and others.
 
 use collie_protocol::{Request, Version};
 
@@ -132,7 +132,7 @@ fn log_in(exec: &mut Exec<'_>, user: &[u8], guess: &[u8]) -> Result<(), Failure>
         return Err(text::WRONG_PASS.into());
     }
     exec.session.authenticated = true;
-    exec.session.note_stranger(exec.shared);
+    exec.session.note_authentication(exec.shared);
     Ok(())
 }
 
@@ -207,7 +207,7 @@ fn greet(exec: &mut Exec<'_>) {
     reply.array(0);
 }
 
-/// The mode of the server, as clients know it.
+/// The mode of the server, as `HELLO` and `INFO` report it.
 pub(super) fn mode(shared: &Shared) -> &'static str {
     if shared.partitions.is_some() {
         "cluster"

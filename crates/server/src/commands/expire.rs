@@ -1,4 +1,4 @@
-//! Expiry.
+//! Commands that set, remove and read the expiry of a key.
 
 use collie_protocol::Request;
 

@@ -1,4 +1,4 @@
-//! `INFO`.
+//! `INFO`: the state and the statistics of the server, by sections.
 
 use std::fmt::Write as _;
 

@@ -1,15 +1,14 @@
-//! Keys as such.
+//! Commands on keys whatever their values are: `DEL`, `EXISTS`, `KEYS`, `DBSIZE`, `FLUSHALL` and others.
 
 use std::sync::Arc;
 
 use collie_db::{Error as DbError, Key, Lsn, Value};
 use collie_protocol::{ReplyBuffer, Request};
 
-use super::led;
-use super::names::Names;
+use super::cluster_keys;
+use super::names::{Names, search_aside};
 use super::numbers::is;
 use super::row::{Command, Keys};
-use super::scan::search_aside;
 use crate::cost::{Aside, LOOKUP, PASSED_MAX};
 use crate::data::keyspace::Keyspace;
 use crate::data::store::Store;
@@ -130,7 +129,7 @@ fn kind(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 
 fn dbsize(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     if exec.shared.partitions.is_some() {
-        return led::dbsize(exec);
+        return cluster_keys::dbsize(exec);
     }
     if let Some(database) = exec.database() {
         let (size, keyspace) = (database.size(), Arc::clone(&database.keyspace));
@@ -166,7 +165,7 @@ fn flush(exec: &mut Exec<'_>, request: Request<'_>, databases: impl Fn(&Store) -
         _ => return Err(text::SYNTAX.into()),
     }
     if exec.shared.partitions.is_some() {
-        return led::flush(exec);
+        return cluster_keys::flush(exec);
     }
     if let Some(Transaction::Store(transaction)) = &mut exec.transaction {
         transaction.empty(exec.shared, &databases(&exec.shared.store))?;
@@ -202,7 +201,7 @@ pub(super) fn rearrange(
 fn keys(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let pattern = request.at(1);
     if exec.shared.partitions.is_some() {
-        return led::keys(exec, pattern);
+        return cluster_keys::keys(exec, pattern);
     }
     if exec.transaction.is_none() {
         return Ok(Flow::Deferred(Deferred::Keys(pattern.to_vec())));

@@ -4,13 +4,12 @@
 
 use collie_protocol::Request;
 
-use super::containers;
-use super::row::Command;
+use super::row::{self, Command, container};
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::Failure;
 
 /// The rows of its commands.
-pub(super) const ROWS: &[Command] = &[Command::new("latency", -2, containers::container)
+pub(super) const ROWS: &[Command] = &[Command::new("latency", -2, container)
     .about(
         "2.8.13",
         "server",
@@ -100,5 +99,5 @@ fn doctor(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
 }
 
 fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    containers::help(exec, "latency", SUBCOMMANDS)
+    row::help(exec, "latency", SUBCOMMANDS)
 }

@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sequence_and_its_runs_are_those_of_the_example_in_the_manual() {
+    fn the_sequence_and_its_runs_are_those_of_the_manual() {
         let table = Table::new(b"ohmytext", b"mynewtext");
         let (sequence, runs) = table.trace();
         assert_eq!(sequence, b"mytext");

@@ -113,7 +113,7 @@ fn copy(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     if target_db == own && from == to {
         return Err(text::SAME_OBJECT.into());
     }
-    if !is_there(exec, target_db)? {
+    if !has_keyspace(exec, target_db)? {
         return Ok(Flow::Aside(Aside::Waits));
     }
     let copied = exec.step([(own, from), (target_db, to)].into_iter(), |exec| {
@@ -136,7 +136,7 @@ fn move_key(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     if target_db == own {
         return Err(text::SAME_OBJECT.into());
     }
-    if !is_there(exec, target_db)? {
+    if !has_keyspace(exec, target_db)? {
         return Ok(Flow::Aside(Aside::Waits));
     }
     let moved = exec.step([(own, key), (target_db, key)].into_iter(), |exec| {
@@ -171,8 +171,9 @@ fn put_into(exec: &mut Exec<'_>, db: u8, key: &[u8], found: &Found, replace: boo
     put
 }
 
-/// Whether a database was ever selected. On a thread that may block its keyspace is created.
-fn is_there(exec: &Exec<'_>, db: u8) -> Result<bool, Failure> {
+/// Whether a database has a keyspace: it has one once it was selected. On a thread that may block it is
+/// created.
+fn has_keyspace(exec: &Exec<'_>, db: u8) -> Result<bool, Failure> {
     if exec.shared.store.keyspace(db).is_some() {
         return Ok(true);
     }

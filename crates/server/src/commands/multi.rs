@@ -11,9 +11,12 @@ use std::sync::Arc;
 use collie_protocol::Request;
 use collie_protocol::number::parse_i64;
 
+use super::call::call;
+use super::info::describe;
 use super::moves::copy_options;
 use super::numbers::is;
 use super::row::{Command, Keys};
+use super::server;
 use super::table::find;
 use crate::cost::{Aside, LARGE};
 use crate::data::keyspace::{DATABASES, Keyspace};
@@ -21,7 +24,7 @@ use crate::data::store::Store;
 use crate::data::watch::WATCHED_MAX;
 use crate::exec::{Deferred, Exec, Flow, Outcome, Transaction};
 use crate::failure::{Failure, text};
-use crate::partitions::evaluate::{Asked, evaluate};
+use crate::partitions::evaluate::{CommandKeys, evaluate};
 use crate::session::Queue;
 
 /// The rows of its commands.
@@ -215,10 +218,10 @@ fn exec_in_partition(exec: &mut Exec<'_>, rows: &[&'static Command]) -> Outcome 
     let Some(queue) = exec.session.set_queue(None) else {
         return Ok(Flow::Next);
     };
-    let ran = partition_of(exec, rows, &queue).and_then(|asked| {
+    let ran = partition_of(exec, rows, &queue).and_then(|keys| {
         let work = |exec: &mut Exec<'_>| execute(exec, rows, &queue).map(|()| Flow::Next);
-        match &asked {
-            Some(asked) => evaluate(exec, asked, work),
+        match &keys {
+            Some(keys) => evaluate(exec, keys, work),
             None => work(exec),
         }
     });
@@ -233,7 +236,7 @@ fn exec_in_partition(exec: &mut Exec<'_>, rows: &[&'static Command]) -> Outcome 
 }
 
 /// The keys of all commands and the watched ones; `None` if there are none.
-fn partition_of(exec: &Exec<'_>, rows: &[&Command], queue: &Queue) -> Result<Option<Asked>, Failure> {
+fn partition_of(exec: &Exec<'_>, rows: &[&Command], queue: &Queue) -> Result<Option<CommandKeys>, Failure> {
     let named = rows.iter().zip(&queue.commands).flat_map(|(command, kept)| {
         let keys = command.keys.iter();
         keys.flat_map(|keys| keys.of(kept.request()))
@@ -243,7 +246,7 @@ fn partition_of(exec: &Exec<'_>, rows: &[&Command], queue: &Queue) -> Result<Opt
         && rows
             .iter()
             .all(|command| command.keys.is_empty() || command.is_read());
-    Asked::keys(named.chain(watched()), only_reads)
+    CommandKeys::of(named.chain(watched()), only_reads)
 }
 
 /// The rows of the queued commands. The session stores requests only, and each of these was found
@@ -324,7 +327,7 @@ fn execute(exec: &mut Exec<'_>, rows: &[&'static Command], queue: &Queue) -> Res
     for (command, kept) in rows.iter().zip(&queue.commands) {
         let start = exec.reply.len();
         exec.session.last_command = command.full_name;
-        let outcome = super::call(exec, command, kept.request()).and_then(|flow| finish_deferred(exec, flow));
+        let outcome = call(exec, command, kept.request()).and_then(|flow| finish_deferred(exec, flow));
         if let Err(failure) = outcome {
             if matches!(failure, Failure::Aside(_) | Failure::Refused(_)) {
                 return Err(failure);
@@ -348,7 +351,7 @@ fn finish_deferred(exec: &mut Exec<'_>, flow: Flow) -> Result<(), Failure> {
     match flow {
         Flow::Next | Flow::Close => {}
         Flow::Deferred(Deferred::Local { .. }) if exec.shared.partitions.is_some() => {
-            super::server::held(exec);
+            server::held(exec);
         }
         Flow::Deferred(Deferred::Local { .. }) => {
             let is_durable = exec.shared.store.db.durable() >= exec.session.last;
@@ -358,7 +361,7 @@ fn finish_deferred(exec: &mut Exec<'_>, flow: Flow) -> Result<(), Failure> {
         }
         Flow::Deferred(Deferred::Replicas { held, .. }) => exec.reply.integer(held),
         Flow::Deferred(Deferred::Info(sections)) => {
-            let text = super::describe(exec.shared, &sections);
+            let text = describe(exec.shared, &sections);
             exec.reply.verbatim(*b"txt", text.as_bytes());
         }
         Flow::Aside(why) if !exec.may_block => return Err(Failure::Aside(why)),

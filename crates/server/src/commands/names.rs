@@ -2,23 +2,23 @@
 //! changes of the current transaction.
 //!
 //! A step that has passed over [`PASSED_MAX`] removed entries gives [`DbError::Incomplete`], and the
-//! next one goes on.
+//! next one continues.
 
 use std::ops::Bound;
 
 use collie_db::{Error as DbError, Family, Iter, Key, Lsn, Value};
 
-use crate::cost::PASSED_MAX;
+use crate::cost::{Aside, PASSED_MAX};
 use crate::data::value::{self, DATA};
 use crate::exec::Exec;
 use crate::failure::Failure;
 
 type Item = Result<(Key, Value), DbError>;
 
-/// Iterates over the keys; see the module's documentation.
+/// Iterates over the users' keys of a database, with the changes of the transaction merged in.
 pub(super) struct Names {
     stored: Iter,
-    /// The next stored key, where it was looked at.
+    /// The next stored key, if it was read already.
     next_stored: Option<Item>,
     changed: std::iter::Peekable<std::vec::IntoIter<(Vec<u8>, Option<Value>)>>,
 }
@@ -82,7 +82,7 @@ impl Iterator for Names {
             }
             match &self.next_stored {
                 Some(Ok((stored, _))) if **stored < **changed => return self.take_stored(),
-                // Keys that the transaction has changed come before those behind which it goes on.
+                // Keys that the transaction has changed come before those behind which it continues.
                 Some(Err(DbError::Incomplete { at })) if **at >= **changed => {}
                 Some(Err(_)) => return self.take_stored(),
                 Some(Ok((stored, _))) if **stored == **changed => drop(self.take_stored()),
@@ -133,12 +133,21 @@ pub(super) fn successor(mut prefix: Vec<u8>) -> Vec<u8> {
     prefix
 }
 
+/// For a command that has passed over many removed entries: it continues only on a thread that may
+/// block, where it delays no other connection.
+pub(super) fn search_aside(exec: &Exec<'_>) -> Result<(), Failure> {
+    match exec.may_block {
+        true => Ok(()),
+        false => Err(Failure::Aside(Aside::Searches)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_successor_lies_behind_every_key_with_the_prefix_and_no_further() {
+    fn the_successor_lies_right_behind_the_keys_with_the_prefix() {
         assert_eq!(successor(b"ka".to_vec()), b"kb");
         assert_eq!(successor(b"ka\xff\xff".to_vec()), b"kb");
         assert_eq!(successor(b"k".to_vec()), b"l");

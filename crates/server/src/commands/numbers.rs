@@ -35,7 +35,7 @@ pub(super) fn timeout_ms(arg: &[u8]) -> Result<u64, Failure> {
     u64::try_from(value).map_err(|_| "ERR timeout is negative".into())
 }
 
-/// Whether an argument is this word, in any case.
+/// Whether an argument is this keyword, in any case.
 pub(super) fn is(arg: &[u8], word: &str) -> bool {
     arg.eq_ignore_ascii_case(word.as_bytes())
 }

@@ -3,13 +3,12 @@
 use collie_protocol::Request;
 use collie_protocol::number::parse_i64;
 
-use super::containers;
-use super::row::{Command, Keys};
+use super::row::{self, Command, Keys, container};
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::Failure;
 
 /// The rows of its commands.
-pub(super) const ROWS: &[Command] = &[Command::new("object", -2, containers::container)
+pub(super) const ROWS: &[Command] = &[Command::new("object", -2, container)
     .about("2.2.3", "generic", "Commands about the representation of values.")
     .categories(&["@slow"])
     .subcommands(SUBCOMMANDS)];
@@ -106,5 +105,5 @@ fn reply_for_key(exec: &mut Exec<'_>, request: Request<'_>, answer: Result<i64, 
 }
 
 fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    containers::help(exec, "object", SUBCOMMANDS)
+    row::help(exec, "object", SUBCOMMANDS)
 }

@@ -3,16 +3,17 @@
 use collie_protocol::number::parse_i64;
 use collie_protocol::{KeptRequest, Request, Version};
 
+use super::call::call;
 use super::row::{Command, Keys};
 use super::table::find;
 use crate::data::records::{KEPT_MS, Record, RecordCount, RecordName, check_of};
 use crate::exec::{Exec, Flow, Outcome, Transaction};
 use crate::failure::{Failure, text};
-use crate::partitions::evaluate::{Asked, evaluate};
+use crate::partitions::evaluate::{CommandKeys, evaluate};
 use crate::partitions::transaction::PartitionTransaction;
 
 /// The rows of its commands.
-pub(super) const ROWS: &[Command] = &[Command::new(NAME, -5, alone)
+pub(super) const ROWS: &[Command] = &[Command::new(NAME, -5, refuse_alone)
     .about(
         "7.0.0",
         "generic",
@@ -23,16 +24,19 @@ pub(super) const ROWS: &[Command] = &[Command::new(NAME, -5, alone)
     .keys(&[Keys::at(1, &["RW", "access", "update"])])];
 
 pub(super) const NAME: &str = "collie.once";
-/// Where the command is that is executed.
+/// The argument at which the command that is executed begins.
 const COMMAND: usize = 4;
 /// The longest name of a client.
 const CLIENT_MAX: usize = 256;
 
-fn alone(_exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    Err("ERR COLLIE.ONCE is for clusters: this server is alone, and keeps no records of commands".into())
+fn refuse_alone(_exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    Err(
+        "ERR COLLIE.ONCE is for clusters: this server is refuse_alone, and keeps no records of commands"
+            .into(),
+    )
 }
 
-/// A command, and the record that it is to leave.
+/// A command, and the name and checksum of its record.
 struct Once {
     name: RecordName,
     command: &'static Command,
@@ -46,10 +50,10 @@ pub(super) fn run(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let inner = once.request.request();
     let keys = once.command.keys.iter().flat_map(|keys| keys.of(inner));
     let named = std::iter::once(request.at(1)).chain(keys);
-    let asked = Asked::keys(named, false)?.ok_or(text::SYNTAX)?;
+    let keys = CommandKeys::of(named, false)?.ok_or(text::SYNTAX)?;
     // The record as well: of two that come at the same time, one finds that of the other.
-    let asked = asked.and([once.name.row(), RecordCount::ROW.to_vec()]);
-    match evaluate(exec, &asked, |exec| once.execute(exec)) {
+    let keys = keys.and([once.name.row(), RecordCount::ROW.to_vec()]);
+    match evaluate(exec, &keys, |exec| once.execute(exec)) {
         Err(Failure::Aside(why)) => Ok(Flow::Aside(why)),
         outcome => outcome,
     }
@@ -110,7 +114,7 @@ impl Once {
             .into());
         }
         let start = exec.reply.len();
-        match super::call(exec, self.command, self.request.request()) {
+        match call(exec, self.command, self.request.request()) {
             Ok(Flow::Next) => {}
             other => return other,
         }
@@ -136,7 +140,7 @@ impl Once {
         Ok(Flow::Next)
     }
 
-    /// Answers what was answered.
+    /// Replies as recorded.
     fn repeat(&self, exec: &mut Exec<'_>, stored: &[u8]) -> Outcome {
         let record = Record::decode(stored)?;
         if record.check != self.check {

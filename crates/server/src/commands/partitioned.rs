@@ -2,12 +2,13 @@
 
 use collie_protocol::Request;
 
+use super::call::call;
 use super::multi;
 use super::once;
 use super::row::Command;
-use crate::exec::{Exec, Flow, Later, Outcome};
+use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
-use crate::partitions::evaluate::{Asked, check, evaluate};
+use crate::partitions::evaluate::{CommandKeys, check, evaluate};
 
 /// Runs a request, or queues it between `MULTI` and `EXEC`.
 pub(super) fn run(exec: &mut Exec<'_>, command: &'static Command, request: Request<'_>) -> Outcome {
@@ -26,13 +27,13 @@ pub(super) fn run(exec: &mut Exec<'_>, command: &'static Command, request: Reque
 
 fn run_now(exec: &mut Exec<'_>, command: &'static Command, request: Request<'_>) -> Outcome {
     if command.keys.is_empty() {
-        return super::call(exec, command, request);
+        return call(exec, command, request);
     }
     if command.name == once::NAME {
         return once::run(exec, request);
     }
-    let asked = asked(command, request)?;
-    evaluate(exec, &asked, |exec| super::call(exec, command, request))
+    let keys = command_keys(command, request)?;
+    evaluate(exec, &keys, |exec| call(exec, command, request))
 }
 
 fn queue(exec: &mut Exec<'_>, command: &'static Command, request: Request<'_>) -> Outcome {
@@ -41,8 +42,8 @@ fn queue(exec: &mut Exec<'_>, command: &'static Command, request: Request<'_>) -
         return Err(format!("ERR {name} cannot be part of a transaction in a cluster").into());
     }
     if !command.keys.is_empty() {
-        let asked = asked(command, request)?;
-        if let Flow::Later(later) = check(exec, &asked)? {
+        let keys = command_keys(command, request)?;
+        if let Flow::Later(later) = check(exec, &keys)? {
             return Ok(Flow::Later(later));
         }
     }
@@ -54,15 +55,8 @@ fn is_over_all_keys(command: &Command) -> bool {
     command.is_everywhere && command.keys.is_empty() && !matches!(command.name, "select" | "swapdb")
 }
 
-fn asked(command: &Command, request: Request<'_>) -> Result<Asked, Failure> {
+fn command_keys(command: &Command, request: Request<'_>) -> Result<CommandKeys, Failure> {
     let keys = command.keys.iter().flat_map(|keys| keys.of(request));
     // The arguments of a command that names keys were counted, so that there is one.
-    Asked::keys(keys, command.is_read())?.ok_or(text::SYNTAX.into())
-}
-
-/// Before a command that reads what is applied: the commands before it of the same connection are
-/// settled first, so that it finds what they have written.
-pub(super) fn after_earlier(exec: &Exec<'_>) -> Option<Flow> {
-    let has_earlier = exec.session.unsettled.has_earlier();
-    has_earlier.then_some(Flow::Later(Later::Settled))
+    CommandKeys::of(keys, command.is_read())?.ok_or(text::SYNTAX.into())
 }

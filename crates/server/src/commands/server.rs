@@ -1,17 +1,16 @@
-//! Commands for the whole server.
+//! Commands on the whole server: shutdown, its role, the wait for replicas.
 
 use collie_protocol::Request;
 
-use super::containers;
 use super::numbers::{integer, is, positive, timeout_ms};
-use super::row::Command;
+use super::row::{Command, container};
 use crate::exec::{Deferred, Exec, Flow, Outcome};
 use crate::failure::text;
 use crate::session::{Ending, Shared};
 
 /// The rows of its commands.
 pub(super) const ROWS: &[Command] = &[
-    Command::new("function", -2, containers::container)
+    Command::new("function", -2, container)
         .about("7.0.0", "scripting", "Commands about functions; there are none.")
         .categories(&["@slow"])
         .subcommands(SUBCOMMANDS),

@@ -4,9 +4,9 @@
 //! these are its replicas, though they lead other partitions. A node that leads none is the replica of
 //! one that leads a partition of which it has a replica.
 //!
-//! Clients expect the slots of all partitions: where they miss one they ask the next node, and some
-//! give up if that one says something else. So while this node knows of no leader of a partition, it
-//! names a node in its place that has a replica, where a client's command waits for the leader.
+//! Clients expect the slots of all partitions: if some are missing they query the next node, and some
+//! clients fail if its reply differs. So while no leader of a partition is known here, a node that has
+//! a replica is named in its place; a client's command waits there for the leader.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::service::Service;
 /// Slots from the first to the last.
 type Range = (u16, u16);
 
-/// See the module's documentation.
+/// The topology of the cluster, as the replies of `CLUSTER` show it.
 pub(super) struct Shape {
     topology: Arc<Topology>,
 }

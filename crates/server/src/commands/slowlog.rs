@@ -1,14 +1,13 @@
-//! `SLOWLOG`.
+//! `SLOWLOG`: the commands that took long.
 
 use collie_protocol::Request;
 use collie_protocol::number::parse_i64;
 
-use super::containers;
-use super::row::Command;
+use super::row::{self, Command, container};
 use crate::exec::{Exec, Flow, Outcome};
 
 /// The rows of its commands.
-pub(super) const ROWS: &[Command] = &[Command::new("slowlog", -2, containers::container)
+pub(super) const ROWS: &[Command] = &[Command::new("slowlog", -2, container)
     .about("2.2.12", "server", "Commands about the slow log.")
     .categories(&["@slow"])
     .subcommands(SUBCOMMANDS)];
@@ -76,5 +75,5 @@ fn reset(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
 }
 
 fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    containers::help(exec, "slowlog", SUBCOMMANDS)
+    row::help(exec, "slowlog", SUBCOMMANDS)
 }

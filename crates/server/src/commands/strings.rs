@@ -1,4 +1,4 @@
-//! Strings.
+//! Commands on whole strings: `GET`, `SET` and their variants, counters, `APPEND`, `STRLEN`.
 
 use std::collections::HashMap;
 

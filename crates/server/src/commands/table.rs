@@ -1,7 +1,7 @@
 //! The table of all commands, and the lookup of a request's row.
 //!
-//! `COMMAND` lists this table and `EXEC` runs commands from it, and both are rows of it: so
-//! `command`, `multi` and this file import each other.
+//! `COMMAND` lists this table, `EXEC` and `COLLIE.ONCE` execute commands from it, and they are rows of
+//! it: so `command`, `multi`, `once`, `call` and this file import each other.
 
 use collie_protocol::Request;
 
@@ -169,7 +169,7 @@ const _: () = {
     }
 };
 
-/// Commands for scripts in Redis. Clients send them unasked, as for locks.
+/// Redis' commands for scripts. Some client libraries send them by themselves, as for locks.
 const SCRIPTS: [&[u8]; 7] = [
     b"EVAL",
     b"EVALSHA",

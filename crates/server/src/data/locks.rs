@@ -21,7 +21,7 @@ use crate::data::keyspace::Keyspace;
 use crate::failure::Failure;
 
 /// How commands write while they hold the locks: visible on return, at the engine's weakest level.
-/// While background work lags behind they wait after that ([`Exec::pay`](crate::exec::Exec::pay)).
+/// While background work lags behind they wait after that ([`Exec::throttle`](crate::exec::Exec::throttle)).
 pub(crate) const LOCKED_WRITE: WriteOptions = WriteOptions {
     durability: Durability::Buffered,
     disable_wal: false,
@@ -58,10 +58,10 @@ impl Waiting {
         }
     }
 
-    fn judge<T>(self, asked: Result<T, Error>) -> Result<T, Failure> {
-        match asked {
+    fn check<T>(self, locked: Result<T, Error>) -> Result<T, Failure> {
+        match locked {
             Err(Error::LockTimeout { .. }) if self == Waiting::GoesAside => Err(Failure::Aside(Aside::Waits)),
-            asked => Ok(asked?),
+            locked => Ok(locked?),
         }
     }
 }
@@ -103,7 +103,7 @@ impl KeyLocks {
         key: &[u8],
         waiting: Waiting,
     ) -> Result<Held<'a>, Failure> {
-        let rows = waiting.judge(db.lock_rows(owner, [(family, key)], waiting.patience()))?;
+        let rows = waiting.check(db.lock_rows(owner, [(family, key)], waiting.patience()))?;
         Ok(Held {
             rows,
             everything: None,
@@ -134,7 +134,7 @@ impl KeyLocks {
         rows: impl Iterator<Item = (&'k Family, &'k [u8])>,
         waiting: Waiting,
     ) -> Result<Held<'a>, Failure> {
-        let rows = waiting.judge(db.lock_rows(owner, rows, waiting.patience()))?;
+        let rows = waiting.check(db.lock_rows(owner, rows, waiting.patience()))?;
         Ok(Held {
             rows,
             everything: None,

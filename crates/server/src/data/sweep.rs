@@ -130,7 +130,7 @@ fn remove_due(
         if !exec.expire(key)? {
             drop_stale(&mut exec, &entry, expiry_ms, key)?;
         }
-        exec.pay();
+        exec.throttle();
     }
     Ok(None)
 }
@@ -142,7 +142,7 @@ fn drop_stale(exec: &mut Exec<'_>, entry: &[u8], expiry_ms: u64, key: &[u8]) -> 
     if prior.live_expiry() == Some(expiry_ms) {
         return Ok(());
     }
-    exec.session.owed += entry.len();
+    exec.session.unthrottled += entry.len();
     let keyspace = &exec.session.keyspace;
     let written = keyspace.family.delete_with(entry, &LOCKED_WRITE);
     match exec.shared.store.health.note(Effect::Removes, written) {

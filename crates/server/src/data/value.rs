@@ -57,7 +57,7 @@ pub(crate) enum BadValue {
     Length { found: u64 },
 }
 
-/// What a value's header says.
+/// The header of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     /// When the key expires, in milliseconds since the Unix epoch.

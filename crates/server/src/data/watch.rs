@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn the_removal_of_a_key_that_was_expired_before_is_no_change_but_what_follows_is() {
+    fn the_removal_of_a_key_that_had_expired_before_is_no_change() {
         let all = Arc::new(Watches::default());
         let (mut stale, mut live) = (WatchSet::new(Arc::clone(&all)), WatchSet::new(Arc::clone(&all)));
         assert!(stale.add(0, b"key", true) && live.add(0, b"key", false));

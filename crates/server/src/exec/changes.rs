@@ -36,13 +36,13 @@ impl Exec<'_> {
         let end = if is_alone && expiry_ms.is_none() && prior.stored_expiry().is_none() {
             value::data_key(&mut session.scratch.key, key);
             value::encode(&mut session.scratch.value, expiry_ms, new.row);
-            session.owed += session.scratch.key.len() + session.scratch.value.len();
+            session.unthrottled += session.scratch.key.len() + session.scratch.value.len();
             let written = family.put_with(&session.scratch.key, &session.scratch.value, &LOCKED_WRITE);
             health.note(Effect::Adds, written)?
         } else {
             session.scratch.batch.clear();
             batch_put(session, key, prior, &new, expiry_ms)?;
-            session.owed += session.scratch.batch.size_bytes();
+            session.unthrottled += session.scratch.batch.size_bytes();
             let db = session.keyspace.family.db();
             let written = db.write_ref(&session.scratch.batch, &LOCKED_WRITE);
             let end = health.note(Effect::Adds, written)?;
@@ -81,7 +81,7 @@ impl Exec<'_> {
         for ((key, _, prior), new) in entries.iter().zip(&new) {
             batch_put(session, key, prior, new, None)?;
         }
-        session.owed += session.scratch.batch.size_bytes();
+        session.unthrottled += session.scratch.batch.size_bytes();
         let db = session.keyspace.family.db();
         let written = db.write_ref(&session.scratch.batch, &LOCKED_WRITE);
         let end = self.shared.store.health.note(Effect::Adds, written)?;
@@ -119,7 +119,7 @@ impl Exec<'_> {
         if removed == 0 {
             return Ok(0);
         }
-        session.owed += batch.size_bytes();
+        session.unthrottled += batch.size_bytes();
         let db = session.keyspace.family.db();
         let written = db.write_ref(batch, &LOCKED_WRITE);
         let end = self.shared.store.health.note(Effect::Removes, written)?;

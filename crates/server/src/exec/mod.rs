@@ -38,7 +38,7 @@ pub(crate) struct Exec<'a> {
     pub(crate) now_ms: u64,
     /// Whether it runs on a thread that may block.
     pub(crate) may_block: bool,
-    /// Whether it may ask to run [later](Flow::Later): not once it has waited for long enough.
+    /// Whether it may return [`Flow::Later`]: not once it has waited for long enough.
     pub(crate) may_wait: bool,
     /// The bytes that it has worked on so far.
     pub(crate) weight: usize,
@@ -68,7 +68,7 @@ pub(crate) enum Flow {
 #[derive(Debug)]
 pub(crate) enum Later {
     /// For a thread that may block: so many commands wait on those that it would keep one from a
-    /// command that need not wait. It asks again after a moment.
+    /// command that need not wait. It is tried again after a moment.
     Thread,
     /// In a cluster, for the commands before it of the same connection: it reads only what is applied.
     Settled,
@@ -375,10 +375,10 @@ impl<'a> Exec<'a> {
 
     /// Waits while the engine's background work lags behind, for what the command has written. To be
     /// called when it has released its locks: others would wait for these meanwhile.
-    pub(crate) fn pay(&mut self) {
-        let owed = std::mem::take(&mut self.session.owed);
-        if owed > 0 {
-            self.session.keyspace.family.throttle(owed);
+    pub(crate) fn throttle(&mut self) {
+        let unthrottled = std::mem::take(&mut self.session.unthrottled);
+        if unthrottled > 0 {
+            self.session.keyspace.family.throttle(unthrottled);
         }
     }
 
@@ -452,7 +452,7 @@ impl<'a> Exec<'a> {
     pub(crate) fn find(&mut self, key: &[u8]) -> Result<Option<Found>, Failure> {
         value::data_key(&mut self.session.scratch.key, key);
         let stored = self.read_anew(None)?;
-        let found = self.judge(key, stored)?;
+        let found = self.found_if_live(key, stored)?;
         if self.transaction.is_some() || found.as_ref().is_none_or(|found| found.pieces().is_none()) {
             return Ok(found);
         }
@@ -469,7 +469,7 @@ impl<'a> Exec<'a> {
     ) -> Result<Option<Found>, Failure> {
         value::data_key(&mut self.session.scratch.key, key);
         let stored = self.read_anew(snapshot)?;
-        let mut found = self.judge(key, stored)?;
+        let mut found = self.found_if_live(key, stored)?;
         if let Some(found) = found.as_mut().filter(|found| found.pieces().is_some()) {
             let keyspace = &self.session.keyspace;
             found.at = snapshot.map(|snapshot| At {
@@ -480,7 +480,7 @@ impl<'a> Exec<'a> {
         Ok(found)
     }
 
-    fn judge(&mut self, key: &[u8], stored: Option<Value>) -> Result<Option<Found>, Failure> {
+    fn found_if_live(&mut self, key: &[u8], stored: Option<Value>) -> Result<Option<Found>, Failure> {
         let Some(stored) = stored else {
             self.weigh(LOOKUP)?;
             return Ok(None);
@@ -498,7 +498,7 @@ impl<'a> Exec<'a> {
         }))
     }
 
-    /// Whether a key has expired by the time of the command. A partition learns that it has.
+    /// Whether a key has expired by the time of the command. If so, that is recorded in its partition.
     fn has_expired(&mut self, header: &Header) -> bool {
         let expired = header.expiry_ms.filter(|_| header.is_expired(self.now_ms));
         if let (Some(expiry_ms), Some(Transaction::Partition(transaction))) = (expired, &mut self.transaction)

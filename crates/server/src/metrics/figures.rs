@@ -90,7 +90,7 @@ fn server(shared: &Shared, page: &mut MetricsPage) {
         (
             "collie_connections_unauthenticated_closed_total",
             "Connections closed since they did not give the password in time.",
-            &c.strangers_timed_out,
+            &c.unauthenticated_timed_out,
         ),
         (
             "collie_connections_evicted_total",
@@ -203,7 +203,7 @@ fn commands(shared: &Shared, page: &mut MetricsPage) {
     }
 }
 
-/// What the cluster says of this node.
+/// The metrics of this node of a cluster.
 fn cluster(shared: &Shared, page: &mut MetricsPage) {
     let Some(partitions) = &shared.partitions else {
         return;
@@ -223,7 +223,7 @@ fn cluster(shared: &Shared, page: &mut MetricsPage) {
 
 fn keyspace(shared: &Shared, page: &mut MetricsPage) {
     if let Some(partitions) = &shared.partitions {
-        // A scrape without the number says that it is not known.
+        // Without the metric a scrape shows that the number is not known.
         if let Ok((keys, _)) = key_count(&*partitions.cluster) {
             let mut metric = page.metric("collie_keys", Kind::Gauge, "Keys that this node leads.");
             metric.sample(&[("db", "0")], keys);

@@ -7,8 +7,8 @@
 //! families wait for writers that are stalled, so they are taken on another thread, and if that is
 //! late the previous ones are shown, with their age.
 
+mod connection_limit;
 mod figures;
-mod room;
 mod text;
 
 use std::convert::Infallible;
@@ -31,7 +31,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::service::Service;
 use crate::session::{Ending, Shared};
-use room::{Place, Room};
+use connection_limit::{Admitted, ConnectionLimit};
 
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 64;
@@ -84,7 +84,7 @@ pub(crate) fn run(listener: StdListener, shared: &Arc<Shared>) -> io::Result<()>
 async fn serve(listener: StdListener, shared: &Arc<Shared>) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     let latest = Arc::new(Latest::default());
-    let room = Arc::new(Room::new(CONNECTIONS_MAX));
+    let limit = Arc::new(ConnectionLimit::new(CONNECTIONS_MAX));
     let mut ending = shared.ending.subscribe();
     loop {
         tokio::select! {
@@ -92,9 +92,9 @@ async fn serve(listener: StdListener, shared: &Arc<Shared>) -> io::Result<()> {
             _ = ending.wait_for(|ending| *ending == Ending::Now) => return Ok(()),
             accepted = listener.accept() => match accepted {
                 Ok((stream, addr)) => {
-                    let place = room.enter().await;
+                    let admitted = limit.admit().await;
                     let (shared, latest) = (Arc::clone(shared), Arc::clone(&latest));
-                    tokio::spawn(converse(stream, addr, shared, latest, place));
+                    tokio::spawn(converse(stream, addr, shared, latest, admitted));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a request for metrics could not be accepted");
@@ -111,11 +111,11 @@ async fn converse(
     addr: SocketAddr,
     shared: Arc<Shared>,
     latest: Arc<Latest>,
-    mut place: Place,
+    mut admitted: Admitted,
 ) {
-    let displaced = place.displaced();
+    let evicted = admitted.evicted();
     let service = service_fn(|request: Request<Incoming>| {
-        place.asked();
+        admitted.request_received();
         let (shared, latest) = (&shared, &latest);
         async move { Ok::<_, Infallible>(answer(&request, shared, latest).await) }
     });
@@ -127,7 +127,7 @@ async fn converse(
         .title_case_headers(true)
         .serve_connection(TokioIo::new(stream), service);
     tokio::select! {
-        _ = displaced => tracing::debug!(%addr, "a connection without a request made room for another"),
+        _ = evicted => tracing::debug!(%addr, "a connection without a request made room for another"),
         ended = tokio::time::timeout(SLOWEST, connection) => match ended {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(%addr, %error, "a request for metrics was not answered"),

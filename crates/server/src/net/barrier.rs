@@ -24,7 +24,7 @@ use crate::health::WriteHealth;
 /// Why the log will never reach the requested end.
 pub(crate) type Cause = Arc<str>;
 
-type Asked = Pin<Box<dyn Future<Output = Result<(), Error>>>>;
+type LogWait = Pin<Box<dyn Future<Output = Result<(), Error>>>>;
 
 /// The barrier of one thread and one level of durability.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ struct Phase {
     /// The largest end that was requested from the log.
     asked: Lsn,
     /// The requests to the log, in rising order.
-    in_flight: VecDeque<(Lsn, Asked)>,
+    in_flight: VecDeque<(Lsn, LogWait)>,
     pump: Option<Waker>,
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct Client {
     /// Memory of the commands since `MULTI`, and of the watched keys.
     pub(crate) multi_bytes: AtomicUsize,
     /// Since when the client has not given the password that it needs; 0 where it has, or needs none.
-    pub(crate) stranger_since_ms: AtomicU64,
+    pub(crate) unauthenticated_since_ms: AtomicU64,
     closing: AtomicBool,
     wake: Notify,
 }
@@ -64,7 +64,7 @@ impl Client {
             request_free: AtomicUsize::new(0),
             reply_bytes: AtomicUsize::new(0),
             multi_bytes: AtomicUsize::new(0),
-            stranger_since_ms: AtomicU64::new(0),
+            unauthenticated_since_ms: AtomicU64::new(0),
             closing: AtomicBool::new(false),
             wake: Notify::new(),
         }
@@ -148,15 +148,15 @@ pub(crate) struct Clients {
     /// Bytes of requests and replies that are charged: those of each connection beyond its
     /// allowance.
     charged: AtomicI64,
-    /// Those of strangers: connections that have not authenticated. All of their bytes are charged.
-    strangers: AtomicI64,
+    /// Those of connections that have not authenticated, all of whose bytes are charged.
+    unauthenticated: AtomicI64,
 }
 
 /// The bytes that one connection is charged for.
 #[derive(Debug, Default)]
 pub(crate) struct Charge {
     bytes: usize,
-    is_strangers: bool,
+    is_unauthenticated: bool,
 }
 
 impl Charge {
@@ -191,21 +191,21 @@ impl Clients {
     }
 
     /// Charges a connection for that many bytes instead of what it was charged for.
-    pub(crate) fn charge(&self, charge: &mut Charge, bytes: usize, is_stranger: bool) {
-        if (charge.bytes, charge.is_strangers) == (bytes, is_stranger) {
+    pub(crate) fn charge(&self, charge: &mut Charge, bytes: usize, is_unauthenticated: bool) {
+        if (charge.bytes, charge.is_unauthenticated) == (bytes, is_unauthenticated) {
             return;
         }
         let (before, now) = (signed(charge.bytes), signed(bytes));
         self.charged.fetch_add(now - before, Ordering::Relaxed);
-        if charge.is_strangers {
-            self.strangers.fetch_sub(before, Ordering::Relaxed);
+        if charge.is_unauthenticated {
+            self.unauthenticated.fetch_sub(before, Ordering::Relaxed);
         }
-        if is_stranger {
-            self.strangers.fetch_add(now, Ordering::Relaxed);
+        if is_unauthenticated {
+            self.unauthenticated.fetch_add(now, Ordering::Relaxed);
         }
         *charge = Charge {
             bytes,
-            is_strangers: is_stranger,
+            is_unauthenticated,
         };
     }
 
@@ -214,9 +214,9 @@ impl Clients {
         self.charged.fetch_add(change, Ordering::Relaxed);
     }
 
-    /// Bytes that strangers are charged for now.
-    pub(crate) fn strangers_bytes(&self) -> i64 {
-        self.strangers.load(Ordering::Relaxed)
+    /// Bytes that connections which have not authenticated are charged for now.
+    pub(crate) fn unauthenticated_bytes(&self) -> i64 {
+        self.unauthenticated.load(Ordering::Relaxed)
     }
 
     /// Bytes that are charged now.
@@ -235,17 +235,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_charge_moves_from_the_strangers_when_the_client_is_known() {
+    fn a_charge_moves_when_the_client_authenticates() {
         let clients = Clients::default();
         let (mut one, mut other) = (Charge::default(), Charge::default());
         clients.charge(&mut one, 100, true);
         clients.charge(&mut other, 7, true);
-        assert_eq!((clients.charged_bytes(), clients.strangers_bytes()), (107, 107));
+        assert_eq!(
+            (clients.charged_bytes(), clients.unauthenticated_bytes()),
+            (107, 107)
+        );
         clients.charge(&mut one, 30, false);
-        assert_eq!((clients.charged_bytes(), clients.strangers_bytes()), (37, 7));
+        assert_eq!(
+            (clients.charged_bytes(), clients.unauthenticated_bytes()),
+            (37, 7)
+        );
         clients.charge(&mut one, 0, true);
         clients.charge(&mut other, 0, true);
         assert!(one.is_nothing() && other.is_nothing());
-        assert_eq!((clients.charged_bytes(), clients.strangers_bytes()), (0, 0));
+        assert_eq!((clients.charged_bytes(), clients.unauthenticated_bytes()), (0, 0));
     }
 }

@@ -1,4 +1,4 @@
-//! The beginning of a connection over TLS, and what is said of one that fails.
+//! The handshake of a connection over TLS, and the report of one that fails.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -10,15 +10,14 @@ use tokio::net::TcpStream;
 use tokio_rustls::rustls::{AlertDescription, Error};
 
 use crate::net::clients::Client;
-use crate::net::drain::drain;
-use crate::net::stream::{Failed, Stream, TLS_RECORD, handshake};
+use crate::net::stream::{Failed, Stream, TLS_RECORD, drain, handshake};
 use crate::net::worker::Worker;
 use crate::session::Shared;
 use crate::tls::Tls;
 
 /// From the first byte of a connection to the end of its handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// What a client is answered that does not speak TLS where it has to.
+/// The reply to a client that does not speak TLS on the TLS port.
 const SPEAK_TLS: &[u8] = b"-ERR This port speaks TLS only: connect with TLS, as redis-cli --tls does\r\n";
 
 /// Why a connection to the TLS port ends before it serves.
@@ -99,7 +98,7 @@ fn report(shared: &Shared, addr: SocketAddr, end: &End) {
     }
 }
 
-/// Logs why a connection is closed, unless that was said too often lately.
+/// Logs why a connection is closed, unless the limit on such messages is reached.
 fn log(shared: &Shared, addr: SocketAddr, why: &dyn fmt::Display) {
     match shared
         .refusals

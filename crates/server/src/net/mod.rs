@@ -3,9 +3,7 @@
 pub(crate) mod barrier;
 pub(crate) mod clients;
 pub(crate) mod connection;
-pub(crate) mod drain;
 pub(crate) mod handshake;
-pub(crate) mod live;
 pub(crate) mod pause;
 pub(crate) mod pressure;
 pub(crate) mod server;

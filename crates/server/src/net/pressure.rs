@@ -9,13 +9,13 @@
 //!
 //! Pressure is detected before it stalls a write. The log prepares half a ring's worth of its files
 //! ahead, and wakes its flusher when the ring is half full; the distance between the visible and
-//! the durable LSN bounds how full the ring is. The engine delays writes long before it stops them,
-//! and is asked whether it does whenever [`STEP`] bytes have been received since the last sample,
+//! the durable LSN bounds how full the ring is. The engine delays writes long before it stops them;
+//! whether it does is sampled whenever [`STEP`] bytes have been received since the last sample,
 //! far less than lies between the first delay and the stop.
 //!
 //! Two cases remain, and both are short: a write that races with large ones which other threads
-//! begin at the same moment, and the few times that the log meets frames of a size that it has not
-//! met before, which waits for one sync.
+//! begin at the same moment, and the first frames of a size that the log has not written before, of
+//! which each waits for one sync.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -26,8 +26,7 @@ use crate::config::Ack;
 /// Bytes that are received between two samples.
 const STEP: u64 = 256 * 1024;
 
-/// Detects pressure; see the module's documentation. All of it is a hint, so all accesses are
-/// Relaxed.
+/// Detects whether the engine is about to stall writes. All of it is a hint, so all accesses are Relaxed.
 #[derive(Debug)]
 pub(crate) struct Pressure {
     /// Whether writes were delayed or stopped at the last sample.

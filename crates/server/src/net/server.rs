@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use crate::cluster::Cluster;
-use crate::commands;
+use crate::commands::{self, LiveSettings};
 use crate::config::{ServerConfig, Settings};
 use crate::cost::AsideBudget;
 use crate::data::store::Store;
@@ -24,7 +24,6 @@ use crate::error::ServerError;
 use crate::metrics;
 use crate::net::clients::{Client, Clients};
 use crate::net::connection;
-use crate::net::live::LiveSettings;
 use crate::net::pause::ClientPause;
 use crate::net::pressure::Pressure;
 use crate::net::threads::{BLOCKING, Handle};
@@ -42,13 +41,13 @@ const LATE_CHECK: Duration = Duration::from_secs(1);
 /// How long no connection is accepted after the system refused to create one, as it does when there
 /// are no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Commands that wait on threads that may block; others ask again. The rest of [`BLOCKING`] is for
+/// Commands that wait on threads that may block; others are tried again later. The rest of [`BLOCKING`] is for
 /// commands that need not wait.
 const WAITERS: usize = BLOCKING / 2;
 /// Searches through all keys that run at a time; others wait.
 const SEARCHES: usize = 2;
-/// A node of a cluster that has handed over what it led tells its clients where to go for so long, or
-/// until it has none.
+/// How long a node of a cluster that has handed over what it led redirects its clients, unless they all
+/// leave before.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_CHECK: Duration = Duration::from_millis(20);
 
@@ -281,9 +280,7 @@ impl Server {
     /// What changes its settings while it runs.
     #[must_use]
     pub fn settings(&self) -> LiveSettings {
-        LiveSettings {
-            shared: Arc::clone(&self.shared),
-        }
+        LiveSettings::new(Arc::clone(&self.shared))
     }
 
     /// Serves until `shutdown` completes or a client sends `SHUTDOWN`. Then a node of a cluster hands
@@ -366,8 +363,8 @@ pub async fn termination() {
     }
 }
 
-/// Ignores SIGHUP from now on, until the process ends: closing a terminal does not end the server. Who
-/// wants to [reload](LiveSettings::reload) settings by it listens for it besides.
+/// Ignores SIGHUP from now on, until the process ends: closing a terminal does not end the server. A
+/// program that [reloads](LiveSettings::reload) settings by it installs a handler of its own.
 ///
 /// # Errors
 /// The system does not let the process catch the signal.
@@ -588,8 +585,8 @@ fn close_late(shared: &Shared) {
         if !allows(silent_s, read(&client.last_seen_ms), now_ms) {
             shared.counters.clients_timed_out.add(1);
             client.close();
-        } else if !allows(strange_s, read(&client.stranger_since_ms), now_ms) {
-            shared.counters.strangers_timed_out.add(1);
+        } else if !allows(strange_s, read(&client.unauthenticated_since_ms), now_ms) {
+            shared.counters.unauthenticated_timed_out.add(1);
             client.close();
         }
     }

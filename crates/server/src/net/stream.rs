@@ -1,9 +1,9 @@
 //! The stream of a connection: plain, or over TLS.
 //!
-//! Both are used as a socket is that does not block: one waits until it is readable or writable, and
-//! tries. Over TLS a read may find bytes though the socket has none, as they were decrypted with
+//! Both are used like a non-blocking socket: the caller waits until it is readable or writable, and
+//! then tries. Over TLS a read may find bytes though the socket has none, as they were decrypted with
 //! those before them; and bytes that a write has taken may still be in rustls' buffer, so that a
-//! reply is sent only once [`is_sent`](Stream::is_sent) says so.
+//! reply is sent only once [`is_sent`](Stream::is_sent) returns true.
 
 use std::io::{self, BufRead, IoSlice, Read, Write};
 use std::sync::Arc;
@@ -13,14 +13,24 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::{Error, ServerConfig, ServerConnection};
 
+use crate::net::worker::Worker;
+
 /// The most that a connection keeps encrypted and unsent, in bytes. rustls also keeps at most one
 /// record that arrives and its plain text, 18 KiB and 16 KiB; 64 KiB during a handshake.
 const UNSENT_MAX: usize = 64 * 1024;
 /// The most that one read decrypts, in bytes: a fraction of a millisecond.
 const READ_SLICE: usize = 256 * 1024;
 
-/// How long a client may take to take the word that this was all.
-const SAY_END: Duration = Duration::from_secs(1);
+/// How long a client may take to receive the close_notify alert of TLS.
+const CLOSE_NOTIFY_MAX: Duration = Duration::from_secs(1);
+
+/// After a closing connection has sent its last reply, further bytes of the client are read and
+/// dropped, so that the system does not reset the connection before the client has read the reply:
+/// until it has been silent for this long, or has sent this much, or this much time has passed. So
+/// a client whose value is somewhat too long can finish sending it.
+const LINGER_SILENCE: Duration = Duration::from_secs(1);
+const LINGER_BYTES: usize = 64 * 1024 * 1024;
+const LINGER: Duration = Duration::from_secs(10);
 
 /// The stream of a connection.
 #[derive(Debug)]
@@ -96,13 +106,13 @@ impl Stream {
         }
     }
 
-    /// Says to the client that this was all. A plain stream needs no words: its end is its socket's.
-    pub(crate) async fn say_end(&mut self) {
+    /// Sends TLS' close_notify alert; a plain stream ends with its socket.
+    pub(crate) async fn send_close_notify(&mut self) {
         if let Stream::Tls(secured) = self {
             let Secured { socket, tls } = &mut **secured;
             tls.send_close_notify();
             // A client that does not take it sees the connection end without it.
-            let _ = tokio::time::timeout(SAY_END, send_all(socket, tls)).await;
+            let _ = tokio::time::timeout(CLOSE_NOTIFY_MAX, send_all(socket, tls)).await;
         }
     }
 }
@@ -140,7 +150,7 @@ impl Secured {
         while read < room {
             let mut reader = self.tls.reader();
             match reader.fill_buf() {
-                // The client has said that this was all.
+                // The client has sent close_notify.
                 Ok([]) => break,
                 Ok(found) => {
                     let taken = found.len().min(room - read);
@@ -150,8 +160,8 @@ impl Secured {
                     continue;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // It has ended without a word. Requests say their lengths, so this end passes for no
-                // other than it is.
+                // It has ended without close_notify. Requests contain their lengths, so a truncated one
+                // is not taken for a complete one.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break,
                 Err(error) => return Err(error),
             }
@@ -206,7 +216,7 @@ pub(crate) enum Failed {
     NotTls,
     /// The client has ended the connection.
     Gone,
-    /// As rustls says. The client was sent the reason.
+    /// With the error of rustls. The client was sent the reason.
     Tls(Error),
     Socket(io::Error),
 }
@@ -293,4 +303,35 @@ impl Write for Socket<'_> {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// Closes the sending side, then reads and drops what still arrives for a while.
+pub(crate) async fn drain(socket: &TcpStream, worker: &Worker) {
+    if socket2::SockRef::from(socket)
+        .shutdown(std::net::Shutdown::Write)
+        .is_err()
+    {
+        return;
+    }
+    let drained = async {
+        let mut dropped = 0;
+        while dropped < LINGER_BYTES
+            && matches!(
+                tokio::time::timeout(LINGER_SILENCE, socket.readable()).await,
+                Ok(Ok(()))
+            )
+        {
+            let mut scratch = worker.take_buffer();
+            let read = socket.try_read_buf(&mut scratch);
+            worker.give_buffer(scratch);
+            match read {
+                Ok(0) => break,
+                Ok(n) => dropped += n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => break,
+            }
+        }
+    };
+    // The connection ends here in either case.
+    let _ = tokio::time::timeout(LINGER, drained).await;
 }

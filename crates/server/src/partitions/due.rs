@@ -1,4 +1,4 @@
-//! When the first key of each slot expires, as far as this node knows.
+//! Hints of when the first key of each slot expires.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -25,7 +25,7 @@ pub(crate) const ROW_WAIT: Duration = Duration::from_secs(30);
 
 /// The keys of a command, or of the commands of an `EXEC`.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct CommandKeys {
     slot: u16,
     /// In the engine's form, sorted.
     rows: Arc<[Vec<u8>]>,
@@ -33,15 +33,15 @@ pub(crate) struct Asked {
     only_reads: bool,
 }
 
-impl Asked {
+impl CommandKeys {
     /// The keys; `None` if there are none.
     ///
     /// # Errors
     /// They are not all in one slot.
-    pub(crate) fn keys<'k>(
+    pub(crate) fn of<'k>(
         keys: impl Iterator<Item = &'k [u8]>,
         only_reads: bool,
-    ) -> Result<Option<Asked>, Failure> {
+    ) -> Result<Option<CommandKeys>, Failure> {
         let mut slot = None;
         let mut rows = Vec::new();
         for key in keys {
@@ -55,7 +55,7 @@ impl Asked {
         }
         rows.sort_unstable();
         rows.dedup();
-        Ok(slot.map(|slot| Asked {
+        Ok(slot.map(|slot| CommandKeys {
             slot,
             rows: rows.into(),
             only_reads,
@@ -63,14 +63,14 @@ impl Asked {
     }
 }
 
-impl Asked {
+impl CommandKeys {
     /// Further rows of the same slot, which are no users' keys.
-    pub(crate) fn and(self, more: impl IntoIterator<Item = Vec<u8>>) -> Asked {
+    pub(crate) fn and(self, more: impl IntoIterator<Item = Vec<u8>>) -> CommandKeys {
         let mut rows = self.rows.to_vec();
         rows.extend(more);
         rows.sort_unstable();
         rows.dedup();
-        Asked {
+        CommandKeys {
             rows: rows.into(),
             ..self
         }
@@ -93,7 +93,7 @@ impl From<Refused> for Halt {
 /// and changes counts once. What the reply waits for is in the session's `unsettled` then.
 pub(crate) fn evaluate<'a>(
     exec: &mut Exec<'a>,
-    asked: &Asked,
+    keys: &CommandKeys,
     mut work: impl FnMut(&mut Exec<'a>) -> Outcome,
 ) -> Outcome {
     let shared = exec.shared;
@@ -101,24 +101,24 @@ pub(crate) fn evaluate<'a>(
         return Err("ERR internal error: there is no cluster".into());
     };
     let mut is_first = true;
-    retried(exec, &*partitions.cluster, asked.slot, |exec| {
+    retried(exec, &*partitions.cluster, keys.slot, |exec| {
         let is_first = std::mem::take(&mut is_first);
-        attempt(exec, &*partitions.cluster, (asked, is_first), &mut work)
+        attempt(exec, &*partitions.cluster, (keys, is_first), &mut work)
     })
 }
 
 /// Checks that a command on these keys could begin here: what `MULTI` checks of a command before it
 /// is queued.
-pub(crate) fn check(exec: &mut Exec<'_>, asked: &Asked) -> Outcome {
+pub(crate) fn check(exec: &mut Exec<'_>, keys: &CommandKeys) -> Outcome {
     let shared = exec.shared;
     let Some(partitions) = &shared.partitions else {
         return Err("ERR internal error: there is no cluster".into());
     };
-    retried(exec, &*partitions.cluster, asked.slot, |exec| {
-        match partitions.cluster.route(asked.slot) {
+    retried(exec, &*partitions.cluster, keys.slot, |exec| {
+        match partitions.cluster.route(keys.slot) {
             Route::Here(_) => Ok(Ok(Flow::Next)),
-            _ if is_replica_enough(exec, &*partitions.cluster, asked) => Ok(Ok(Flow::Next)),
-            Route::At(addr) => Ok(Err(moved(asked.slot, addr))),
+            _ if is_replica_enough(exec, &*partitions.cluster, keys) => Ok(Ok(Flow::Next)),
+            Route::At(addr) => Ok(Err(moved(keys.slot, addr))),
             Route::Nowhere => Err(Halt::NoLeader),
         }
     })
@@ -176,31 +176,31 @@ fn retried<'a>(
 fn attempt<'a>(
     exec: &mut Exec<'a>,
     cluster: &dyn Cluster,
-    (asked, is_first): (&Asked, bool),
+    (keys, is_first): (&CommandKeys, bool),
     work: &mut impl FnMut(&mut Exec<'a>) -> Outcome,
 ) -> Result<Outcome, Halt> {
-    let rows = Arc::clone(&asked.rows);
-    let transaction = match cluster.route(asked.slot) {
-        Route::Here(partition) => match reads_alone(exec, asked, &*partition).filter(|_| is_first) {
+    let rows = Arc::clone(&keys.rows);
+    let transaction = match cluster.route(keys.slot) {
+        Route::Here(partition) => match reads_alone(exec, keys, &*partition).filter(|_| is_first) {
             Some(leadership) => {
                 let applied = partition.applied()?;
-                PartitionTransaction::applied((partition, leadership), applied, asked.slot, rows)
+                PartitionTransaction::applied((partition, leadership), applied, keys.slot, rows)
             }
             None => {
                 let patience = if exec.may_block { ROW_WAIT } else { Duration::ZERO };
                 let locked: Vec<&[u8]> = rows.iter().map(Vec::as_slice).collect();
-                let evaluation = partition.begin(asked.slot, &locked, patience)?;
-                PartitionTransaction::leading(evaluation, asked.slot, rows)
+                let evaluation = partition.begin(keys.slot, &locked, patience)?;
+                PartitionTransaction::leading(evaluation, keys.slot, rows)
             }
         },
         elsewhere => {
-            let replica = Some(asked.slot).filter(|_| is_replica_enough(exec, cluster, asked));
+            let replica = Some(keys.slot).filter(|_| is_replica_enough(exec, cluster, keys));
             match (replica.and_then(|slot| cluster.replica(slot)), elsewhere) {
                 (Some(partition), _) => {
                     let applied = partition.applied()?;
-                    PartitionTransaction::lagging(applied, asked.slot, exec.shared.now_ms(), rows)
+                    PartitionTransaction::lagging(applied, keys.slot, exec.shared.now_ms(), rows)
                 }
-                (None, Route::At(addr)) => return Ok(Err(moved(asked.slot, addr))),
+                (None, Route::At(addr)) => return Ok(Err(moved(keys.slot, addr))),
                 (None, _) => return Err(Halt::NoLeader),
             }
         }
@@ -226,14 +226,14 @@ fn attempt<'a>(
 /// Who leads, where a command reads what its leader has applied, without locks: one that changes nothing, and
 /// has no command of its connection before it whose reply waits. All that was answered is applied, so that
 /// it sees that. Where that is not enough, as a key was found expired, it is evaluated at the second attempt.
-fn reads_alone(exec: &Exec<'_>, asked: &Asked, partition: &dyn Partition) -> Option<Leadership> {
-    let is_alone = asked.only_reads && exec.session.unsettled.is_empty();
+fn reads_alone(exec: &Exec<'_>, keys: &CommandKeys, partition: &dyn Partition) -> Option<Leadership> {
+    let is_alone = keys.only_reads && exec.session.unsettled.is_empty();
     is_alone.then(|| partition.leadership())?
 }
 
-/// Whether the client has asked for reads of replicas (`READONLY`), and this is one.
-fn is_replica_enough(exec: &Exec<'_>, cluster: &dyn Cluster, asked: &Asked) -> bool {
-    asked.only_reads && exec.session.reads_replicas && cluster.replica(asked.slot).is_some()
+/// Whether the client allows reads from replicas (`READONLY`), and this node has one.
+fn is_replica_enough(exec: &Exec<'_>, cluster: &dyn Cluster, keys: &CommandKeys) -> bool {
+    keys.only_reads && exec.session.reads_replicas && cluster.replica(keys.slot).is_some()
 }
 
 fn moved(slot: u16, addr: std::net::SocketAddr) -> Failure {

@@ -1,4 +1,4 @@
-//! Waiting until replies hold.
+//! The wait of a connection until its replies hold: until the cluster has decided on their commands.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -83,7 +83,7 @@ impl Unsettled {
     }
 }
 
-/// What holds of a reply that waits for both.
+/// The outcome of a reply that waits for both.
 fn worse(one: Settled, other: Settled) -> Settled {
     match (one, other) {
         (Settled::Unknown, _) | (_, Settled::Unknown) => Settled::Unknown,
@@ -92,7 +92,7 @@ fn worse(one: Settled, other: Settled) -> Settled {
     }
 }
 
-/// Waits for all. Polls each at first, and later those that have asked for it: the replies of a long
+/// Waits for all. Polls each at first, and later those whose waker was called: the replies of a long
 /// pipeline settle in many steps, and polling all in each step would take the square of their number.
 async fn all(settlings: Vec<Settling>) -> Vec<Settled> {
     let mut settled = vec![Settled::Holds; settlings.len()];

@@ -16,10 +16,10 @@ use crate::data::value::{self, EXPIRY};
 use crate::exec::PAUSED;
 use crate::partitions::Partitions;
 use crate::partitions::transaction::DATABASE;
-use crate::partitions::walk::led;
+use crate::partitions::walk::led_partitions;
 use crate::session::Shared;
 
-/// Slots that each sweep looks into although nothing says that a key is due: all in about half a
+/// Slots that each sweep looks into without a hint that a key is due: all in about half a
 /// minute.
 const LOOKED_AT: u16 = 64;
 /// Index entries that one evaluation works on.
@@ -53,12 +53,12 @@ impl Sweeper {
     /// One sweep; `true` if more keys are due already.
     fn sweep(&mut self, shared: &Shared, partitions: &Partitions) -> bool {
         let now_ms = shared.now_ms();
-        let led = led(&*partitions.cluster);
+        let led = led_partitions(&*partitions.cluster);
         let part = self.next..=self.next.saturating_add(LOOKED_AT - 1);
         self.next = part.end().saturating_add(1) % SLOTS;
         let mut left = SWEPT_MAX;
         for partition in &led {
-            // Another node may have written what this one does not know of.
+            // Another node may have written keys for which there are no hints here.
             let is_new = !self.groups.contains(&partition.group());
             for slot in partition.slots() {
                 if !(is_new || part.contains(&slot) || partitions.due.is_due(slot, now_ms)) {
@@ -88,7 +88,7 @@ fn sweep_slot(
 ) -> Result<(), Refused> {
     partitions.due.take(slot);
     let mut batch: Vec<(u64, Vec<u8>)> = Vec::new();
-    // Records come behind the index, so that the end of the index says whether there are any.
+    // Records come behind the index, so that its end shows whether there are any.
     let mut may_have_records = true;
     for found in rows_behind(partition, slot, &[EXPIRY])? {
         let found = found?;
@@ -115,8 +115,8 @@ fn sweep_slot(
     }
 }
 
-/// The rows behind one, of this slot and the next ones. The sweeper's thread serves nobody, so it passes
-/// over those that were removed.
+/// The rows behind one, of this slot and the next ones, without those that were removed: the sweeper's
+/// thread serves no connections and may take its time.
 fn rows_behind(
     partition: &Arc<dyn Partition>,
     slot: u16,

@@ -63,8 +63,8 @@ impl PartitionTransaction {
         PartitionTransaction::new(Source::Leader { evaluation, slot }, rows)
     }
 
-    /// On what the replica that leads has applied, without locks; for commands that only read. Who leads was
-    /// asked before the rows were taken.
+    /// On what the replica that leads has applied, without locks; for commands that only read. `leadership`
+    /// was read before the rows were taken.
     pub(crate) fn applied(
         (partition, since): (Arc<dyn Partition>, Leadership),
         applied: Box<dyn Applied>,

@@ -24,9 +24,9 @@ impl LedKey {
     }
 }
 
-/// What a walk over the keys comes to.
+/// A step of the iteration over the keys.
 #[derive(Debug)]
-pub(crate) enum Led {
+pub(crate) enum LedEntry {
     Key(LedKey),
     /// Keys that were removed: as [`Walked::Removed`].
     Removed {
@@ -66,7 +66,7 @@ impl Reading {
         Ok(expired.is_some())
     }
 
-    /// Says whether what was read held.
+    /// Resolves to whether what was read held.
     pub(crate) fn confirm(&self) -> Settling {
         match self.leadership {
             Some(leadership) => self.partition.confirm(leadership, self.expired_ms),
@@ -88,7 +88,7 @@ pub(crate) struct LedKeys {
 impl LedKeys {
     /// The keys behind a row, or all.
     pub(crate) fn of(cluster: &dyn Cluster, after: Option<(u16, Vec<u8>)>) -> LedKeys {
-        let mut left = led(cluster);
+        let mut left = led_partitions(cluster);
         if let Some((slot, _)) = &after {
             left.retain(|partition| partition.slots().end() >= slot);
         }
@@ -120,7 +120,7 @@ impl LedKeys {
     }
 
     /// What comes next, or the next error.
-    fn step(&mut self) -> Result<Option<Led>, Refused> {
+    fn step(&mut self) -> Result<Option<LedEntry>, Refused> {
         loop {
             let Some(rows) = &mut self.rows else {
                 let Some(partition) = self.left.pop() else {
@@ -143,18 +143,18 @@ impl LedKeys {
                     let found = match found? {
                         Walked::Row(row) => row,
                         Walked::Removed { slot, row, entries } => {
-                            return Ok(Some(Led::Removed { slot, row, entries }));
+                            return Ok(Some(LedEntry::Removed { slot, row, entries }));
                         }
                     };
                     match found.row.first() {
                         Some(&DATA) => {
-                            return Ok(Some(Led::Key(LedKey {
+                            return Ok(Some(LedEntry::Key(LedKey {
                                 slot: found.slot,
                                 row: found.row,
                                 stored: found.value,
                             })));
                         }
-                        // The index and records: go on behind them.
+                        // The index and records: continue behind them.
                         Some(&tag) if tag > DATA => {
                             if let Some(Reading { partition, .. }) = self.read.last() {
                                 self.rows = Some(partition.rows_after(Some((found.slot, &[u8::MAX])))?);
@@ -169,7 +169,7 @@ impl LedKeys {
 }
 
 impl Iterator for LedKeys {
-    type Item = Result<Led, Refused>;
+    type Item = Result<LedEntry, Refused>;
 
     fn next(&mut self) -> Option<Self::Item> {
         self.step().transpose()
@@ -177,7 +177,7 @@ impl Iterator for LedKeys {
 }
 
 /// The partitions that are led here, in the order of their slots.
-pub(crate) fn led(cluster: &dyn Cluster) -> Vec<Arc<dyn Partition>> {
+pub(crate) fn led_partitions(cluster: &dyn Cluster) -> Vec<Arc<dyn Partition>> {
     let mut led = cluster.led();
     led.sort_unstable_by_key(|partition| *partition.slots().start());
     led
@@ -185,7 +185,7 @@ pub(crate) fn led(cluster: &dyn Cluster) -> Vec<Arc<dyn Partition>> {
 
 /// The number of keys in all partitions that are led here, and what was read for it.
 pub(crate) fn key_count(cluster: &dyn Cluster) -> Result<(u64, Vec<Reading>), Refused> {
-    let read: Vec<_> = led(cluster).into_iter().map(Reading::begin).collect();
+    let read: Vec<_> = led_partitions(cluster).into_iter().map(Reading::begin).collect();
     let counts = read
         .iter()
         .map(|Reading { partition, .. }| partition.key_count(partition.slots()));

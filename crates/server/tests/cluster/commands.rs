@@ -134,7 +134,7 @@ const COMMANDS: [&str; 52] = [
 /// Random commands of two clients, in a cluster and in a server on its own store: the replies are the same,
 /// byte for byte.
 #[test]
-fn commands_on_keys_of_one_slot_are_answered_as_outside_of_a_cluster() {
+fn commands_on_one_slot_are_answered_as_outside_of_a_cluster() {
     let mut random = Random::new("commands_on_keys_of_one_slot");
     let node = node(2);
     let dir = tempfile::tempdir().unwrap();

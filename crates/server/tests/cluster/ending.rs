@@ -1,4 +1,4 @@
-//! How a node says that it serves nothing, and what it does before it ends.
+//! The health of a node that serves nothing, and what a node does before it ends.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -23,7 +23,7 @@ fn health(node: &Node) -> (u16, String) {
 }
 
 #[test]
-fn a_node_that_serves_nothing_is_not_healthy_and_cluster_info_agrees() {
+fn a_node_that_serves_nothing_is_not_healthy() {
     let node = node(2);
     let mut client = node.client();
     let mut state = || {

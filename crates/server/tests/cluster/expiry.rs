@@ -75,7 +75,7 @@ fn a_watch_that_ends_by_an_expiry_tells_its_partition() {
     }
     assert_eq!(client.line("SET key 8"), "+QUEUED\r\n");
     let partition = node.fake.of(KEY);
-    // No sweep removes it before: that would tell the watch, too.
+    // No sweep removes it before: that would mark the watch, too.
     let slot = slot_of(KEY.as_bytes());
     for (row, _) in partition.rows(slot, b"") {
         if row[0] != b'k' {

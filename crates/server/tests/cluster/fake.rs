@@ -87,6 +87,12 @@ struct Entry {
 }
 
 impl Fake {
+    /// Evaluations, and reads without one, that were finished in all partitions.
+    pub(crate) fn finished(&self) -> usize {
+        let finished = |partition: &Arc<FakePartition>| partition.finished.load(Ordering::SeqCst);
+        self.partitions.iter().map(finished).sum()
+    }
+
     pub(crate) fn new(partitions: u16) -> Arc<Fake> {
         let width = SLOTS / partitions;
         let range = |i: u16| {

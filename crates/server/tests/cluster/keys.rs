@@ -76,7 +76,7 @@ fn commands_over_all_keys_see_what_this_node_leads() {
 }
 
 #[test]
-fn a_scan_returns_every_key_that_is_there_throughout_while_others_change() {
+fn a_scan_returns_every_key_that_exists_throughout() {
     let node = node(4);
     fill(&node, 300);
     let mut client = node.client();
@@ -103,7 +103,7 @@ fn a_scan_returns_every_key_that_is_there_throughout_while_others_change() {
 }
 
 #[test]
-fn commands_over_all_keys_follow_the_writes_before_them_in_a_pipeline() {
+fn commands_over_all_keys_see_earlier_writes_of_the_pipeline() {
     let node = node(4);
     let mut client = node.client();
     node.fake.hold();
@@ -137,7 +137,7 @@ fn what_a_deposed_leader_lists_is_not_sent() {
 }
 
 #[test]
-fn what_is_read_over_a_loss_of_leadership_is_not_sent_though_it_is_won_again() {
+fn what_is_read_over_a_loss_of_leadership_is_not_sent() {
     let node = node(4);
     fill(&node, 20);
     let mut client = node.client();

@@ -12,7 +12,7 @@ fn rows(node: &Node, key: &str, tag: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
 }
 
 #[test]
-fn a_command_that_is_repeated_is_answered_as_before_and_takes_effect_once() {
+fn a_command_that_is_repeated_takes_effect_once() {
     let node = node(4);
     let mut client = node.client();
     let incr = "COLLIE.ONCE {t}n me 1 INCR {t}n";
@@ -45,7 +45,7 @@ fn a_command_that_is_repeated_is_answered_as_before_and_takes_effect_once() {
 }
 
 #[test]
-fn a_repetition_finds_the_record_of_a_command_that_is_not_applied_yet() {
+fn a_repetition_finds_the_record_before_it_is_applied() {
     let node = node(1);
     let (mut one, mut other) = (node.client(), node.client());
     node.fake.hold();

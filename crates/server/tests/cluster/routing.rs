@@ -239,7 +239,7 @@ fn readonly_lets_a_replica_answer_reads_and_only_reads() {
 }
 
 #[test]
-fn a_command_of_several_keys_on_a_replica_reads_them_at_one_moment() {
+fn a_command_on_a_replica_reads_its_keys_at_one_moment() {
     let node = node(1);
     let mut client = node.client();
     let partition = node.fake.of("{t}").clone();

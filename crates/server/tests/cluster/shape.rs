@@ -1,11 +1,9 @@
 //! The replies of `CLUSTER` have the shapes of those of a real Redis 7.0, if one is installed.
 
-use std::net::{SocketAddr, TcpListener};
-use std::process::{Child, Command, Stdio};
-
 use crate::fake::Role;
 use crate::node;
-use crate::support::{Client, has_redis, wait_for};
+use crate::support::redis::Redis;
+use crate::support::{Client, wait_for};
 
 /// A reply with its values taken out: texts, numbers, and the addresses and names in them.
 fn shape(reply: &str) -> String {
@@ -29,63 +27,9 @@ fn shape(reply: &str) -> String {
     shape
 }
 
-struct Redis {
-    child: Child,
-    addr: SocketAddr,
-    _dir: tempfile::TempDir,
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
 /// A real Redis, alone in its cluster, with all slots.
 fn redis() -> Option<Redis> {
-    if !has_redis() {
-        return None;
-    }
-    let started = (0..20).find_map(|_| {
-        let dir = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
-        // Its port for other nodes lies 10,000 above. The system gives neither to a connection.
-        let port = 10_000 + port % 12_000;
-        let child = Command::new("redis-server")
-            .args([
-                "--port",
-                &port.to_string(),
-                "--bind",
-                "127.0.0.1",
-                "--save",
-                "",
-                "--cluster-enabled",
-                "yes",
-            ])
-            .arg("--dir")
-            .arg(dir.path())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        let addr = SocketAddr::from(([127, 0, 0, 1], port));
-        let mut redis = Redis {
-            child,
-            addr,
-            _dir: dir,
-        };
-        let mut has_ended = false;
-        wait_for("Redis listens", || {
-            has_ended = redis.child.try_wait().unwrap().is_some();
-            has_ended || Client::try_connect(addr).is_ok()
-        });
-        (!has_ended).then_some(redis)
-    });
-    let redis = started.unwrap();
+    let redis = Redis::start(&["--cluster-enabled", "yes"])?;
     let mut client = Client::connect(redis.addr);
     assert_eq!(client.line("CLUSTER ADDSLOTSRANGE 0 16383"), "+OK\r\n");
     wait_for("its cluster is up", || {
@@ -202,7 +146,7 @@ fn a_node_is_master_of_what_it_leads_and_replica_otherwise() {
     node.fake.partitions[1].set_role(Role::Led("127.0.0.1:7002".parse().unwrap()));
     node.fake.partitions[2].set_role(Role::Leaderless);
     let nodes = client.text(&["CLUSTER", "NODES"]);
-    // It stands in the place of the leader that it does not know: clients expect all slots.
+    // It stands in the place of the leader, which is not known: clients expect all slots.
     assert!(
         nodes.contains(" myself,master - 0 0 1 connected 0-4095 8192-16383\n"),
         "{nodes}"

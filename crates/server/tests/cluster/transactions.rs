@@ -34,7 +34,7 @@ fn a_transaction_is_submitted_at_once() {
 }
 
 #[test]
-fn a_command_that_fails_in_a_transaction_does_not_undo_the_others() {
+fn a_failed_command_of_a_transaction_does_not_undo_the_others() {
     let node = node(1);
     let mut client = node.client();
     client.send(&pipeline(&[
@@ -53,7 +53,7 @@ fn a_command_that_fails_in_a_transaction_does_not_undo_the_others() {
 }
 
 #[test]
-fn a_transaction_whose_keys_are_in_several_slots_or_elsewhere_is_discarded() {
+fn a_transaction_on_several_slots_or_elsewhere_is_discarded() {
     let node = node(8);
     let mut client = node.client();
     let cross = "-CROSSSLOT Keys in request don't hash to the same slot\r\n";
@@ -187,7 +187,7 @@ fn a_transaction_waits_and_goes_aside_as_a_whole() {
 }
 
 #[test]
-fn a_transaction_that_begins_anew_is_not_stopped_by_its_own_changes() {
+fn a_transaction_tried_again_is_not_stopped_by_its_own_changes() {
     let node = node(1);
     let mut client = node.client();
     assert_eq!(client.line("WATCH {t}a"), "+OK\r\n");

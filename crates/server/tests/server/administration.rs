@@ -57,7 +57,7 @@ fn logged(client: &mut Client) -> String {
 }
 
 #[test]
-fn the_slow_log_has_what_took_long_the_commands_of_exec_too_and_no_password() {
+fn the_slow_log_has_slow_commands_and_no_password() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), config());
     let mut client = server.client();
@@ -114,7 +114,7 @@ fn what_a_client_queues_is_shown_and_limited() {
 }
 
 #[test]
-fn a_transaction_that_fails_leaves_the_connection_in_its_database() {
+fn a_failed_transaction_leaves_the_connection_in_its_database() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), config());
     let mut client = server.client();

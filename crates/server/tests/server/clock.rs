@@ -52,7 +52,7 @@ fn entries(server: &Running) -> usize {
 }
 
 #[test]
-fn a_key_that_was_found_expired_stays_gone_when_the_clock_is_stepped_back() {
+fn an_expired_key_stays_gone_when_the_clock_steps_back() {
     const KEYS: usize = 40;
     let clock = Stepped::new();
     let dir = tempfile::tempdir().unwrap();
@@ -130,7 +130,7 @@ fn a_pause_of_clients_removes_no_expired_key() {
 }
 
 #[test]
-fn steps_that_stay_before_an_expiry_expire_nothing_and_a_step_back_lengthens_lives() {
+fn steps_before_an_expiry_expire_nothing() {
     const KEYS: usize = 300;
     let clock = Stepped::new();
     let dir = tempfile::tempdir().unwrap();
@@ -157,7 +157,7 @@ fn steps_that_stay_before_an_expiry_expire_nothing_and_a_step_back_lengthens_liv
 /// The sweeper has read the index up to the clock; after a step back it still finds what expires
 /// before that.
 #[test]
-fn keys_that_are_set_after_a_step_back_expire_by_the_clock_as_it_is_then() {
+fn keys_set_after_a_step_back_expire_by_the_new_clock() {
     let clock = Stepped::new();
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), with_clock(&clock));
@@ -181,7 +181,7 @@ fn keys_that_are_set_after_a_step_back_expire_by_the_clock_as_it_is_then() {
 }
 
 #[test]
-fn a_start_with_a_clock_that_was_stepped_back_brings_nothing_back() {
+fn a_start_with_a_clock_stepped_back_brings_nothing_back() {
     let clock = Stepped::new();
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), with_clock(&clock));
@@ -206,7 +206,7 @@ fn a_start_with_a_clock_that_was_stepped_back_brings_nothing_back() {
 }
 
 #[test]
-fn at_the_ends_of_time_expiries_are_refused_or_kept_and_nothing_panics() {
+fn at_the_ends_of_time_expiries_are_refused_or_kept() {
     let clock = Stepped::new();
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), with_clock(&clock));
@@ -244,7 +244,7 @@ fn at_the_ends_of_time_expiries_are_refused_or_kept_and_nothing_panics() {
 }
 
 #[test]
-fn counts_and_index_stay_exact_while_the_clock_goes_back_and_forth_under_many() {
+fn counts_and_index_stay_exact_while_the_clock_steps() {
     const CLIENTS: usize = 4;
     let clock = Stepped::new();
     let dir = tempfile::tempdir().unwrap();

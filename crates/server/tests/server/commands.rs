@@ -115,7 +115,7 @@ fn expired_keys_are_removed_without_being_accessed() {
 }
 
 #[test]
-fn a_restart_keeps_data_expiries_databases_and_the_number_of_keys() {
+fn a_restart_keeps_data_expiries_databases_and_counts() {
     let clock = TestClock::new();
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), with_clock(&clock));
@@ -156,7 +156,7 @@ fn a_restart_keeps_data_expiries_databases_and_the_number_of_keys() {
 }
 
 #[test]
-fn emptied_databases_stay_empty_and_the_others_full_over_a_restart() {
+fn emptied_databases_stay_empty_over_a_restart_and_no_others() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), config());
     let (mut client, mut other) = (server.client(), server.client());

@@ -62,7 +62,7 @@ fn it_listens_off_loopback_in_clear_only_when_that_is_asked_for() {
 }
 
 #[test]
-fn a_stranger_gets_nowhere_before_the_password() {
+fn a_client_gets_nowhere_before_the_password() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(
         dir.path(),
@@ -229,7 +229,7 @@ fn requests_at_their_limits_are_served_and_larger_ones_refused() {
 }
 
 #[test]
-fn a_value_as_long_as_is_advertised_is_stored_and_one_byte_more_is_refused_with_a_reason() {
+fn the_longest_value_is_stored_and_a_longer_one_refused() {
     // With the longest key, an old and a new expiry: the most that is committed beside a value. One
     // ring has the default size, the other is so small that the space for keys is bounded by it.
     for ring_bytes in [32 << 20, 256 << 10] {
@@ -300,7 +300,7 @@ fn a_value_as_long_as_is_advertised_is_stored_and_one_byte_more_is_refused_with_
 }
 
 #[test]
-fn a_hostile_frame_ends_its_connection_after_the_replies_before_it() {
+fn a_hostile_frame_ends_its_connection_behind_earlier_replies() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), config());
     let mut client = server.client();
@@ -393,7 +393,7 @@ fn a_client_that_does_not_read_holds_back_itself_alone() {
 }
 
 #[test]
-fn a_thousand_slow_clients_and_a_thousand_silent_ones_do_not_keep_a_good_one_waiting() {
+fn slow_and_silent_clients_do_not_keep_another_waiting() {
     const SLOW: usize = 1_000;
     const SILENT: usize = 1_000;
     let dir = tempfile::tempdir().unwrap();

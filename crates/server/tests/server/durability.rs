@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use crate::support::{Client, Random, Running, command, config, field, rounds, start_on, until, wait_for};
+use crate::support::{
+    Client, Random, Running, command, config, field, open_on, rounds, start_on, until, wait_for,
+};
 use collie_db::{Db, FamilyOptions, Options, RingMode, Stall};
 use collie_io::{Device, RealDevice};
 use collie_server::{Ack, ServerConfig};
@@ -15,21 +17,8 @@ use collie_sim::{Fault, FaultKind, Points, PowerCut, SimDevice, Snapshot};
 /// Long enough for a reply to have come once its request was executed, if it does not wait.
 const A_WHILE: Duration = Duration::from_millis(150);
 
-fn open(device: &SimDevice, dir: &Path) -> Db {
-    // Writes that are durable when they return would not be blocked with the syncs.
-    device.support_direct(false);
-    let options = Options {
-        device: Arc::new(device.clone()),
-        ring: RingMode::Private,
-        ring_bytes: 1 << 20,
-        segment_bytes: 1 << 20,
-        ..crate::support::options()
-    };
-    Db::open(dir, options).unwrap()
-}
-
 fn start(device: &SimDevice, dir: &Path, config: ServerConfig) -> Running {
-    start_on(open(device, dir), config)
+    start_on(open_on(device, dir), config)
 }
 
 /// The tables' directories at some moments. They lie outside the simulated device; while none of
@@ -301,7 +290,7 @@ fn readers_go_on_while_writers_wait_for_memtables_to_be_flushed() {
 
 /// A command that held its rows meanwhile would keep them from all others.
 #[test]
-fn rows_are_free_while_their_writers_wait_for_memtables_to_be_flushed() {
+fn rows_are_free_while_their_writers_wait_for_flushes() {
     let dir = tempfile::tempdir().unwrap();
     let device = SimDevice::new(12);
     let databases = FamilyOptions {
@@ -449,7 +438,7 @@ fn the_level_is_the_servers_or_the_connections() {
 fn after_a_failed_sync_writes_are_refused_and_reads_go_on() {
     let dir = tempfile::tempdir().unwrap();
     let device = SimDevice::new(6);
-    let db = open(&device, dir.path());
+    let db = open_on(&device, dir.path());
     let server = start_on(db, config());
     let mut client = server.client();
     assert_eq!(client.line("SET old 1"), "+OK\r\n");
@@ -550,7 +539,7 @@ fn cut(
 }
 
 #[test]
-fn a_power_cut_leaves_emptied_databases_full_or_empty_and_never_both() {
+fn a_power_cut_leaves_emptied_databases_full_or_empty() {
     // The device is captured at every change that FLUSHALL makes, and its unsynced part lost in one
     // way after another. Two databases, both of which must be as before or both empty; empty if
     // that was acknowledged.
@@ -585,7 +574,7 @@ fn a_power_cut_leaves_emptied_databases_full_or_empty_and_never_both() {
 }
 
 #[test]
-fn a_power_cut_leaves_a_transaction_that_empties_and_swaps_databases_whole_or_not_there() {
+fn a_power_cut_leaves_a_transaction_of_databases_whole_or_not() {
     // As above, with an EXEC that writes to two databases, empties one and swaps them.
     let dir = tempfile::tempdir().unwrap();
     let device = SimDevice::new(12);
@@ -633,7 +622,7 @@ fn what_a_reply_reflected_survives_a_power_cut() {
         let dir = tempfile::tempdir().unwrap();
         let device = SimDevice::new(seed);
         device.delay_syncs(Duration::from_micros(200));
-        let db = open(&device, dir.path());
+        let db = open_on(&device, dir.path());
         let server = start_on(db, config());
         let tables = Tables::new();
         tables.keep(dir.path());

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::{Client, Running, command, config, options, start, start_on};
+use crate::support::{Client, Running, check_long_pipeline, command, config, options, start, start_on};
 use collie_db::{Db, Options, RingMode};
 use collie_server::ServerConfig;
 use collie_sim::SimDevice;
@@ -63,7 +63,7 @@ fn pipeline(lines: &[String]) -> Vec<u8> {
 /// While the device is blocked each of these fills the ring by requests of a few bytes. The thread
 /// that reads them is not blocked.
 #[test]
-fn gets_are_answered_while_small_requests_that_write_large_values_wait_for_the_device() {
+fn gets_are_answered_while_large_writes_wait_for_the_device() {
     for (name, lines) in [
         ("EXPIRE", vec!["EXPIRE big 1000", "EXPIRE big 2000"]),
         ("PERSIST", vec!["PERSIST due", "EXPIRE due 1000"]),
@@ -143,7 +143,7 @@ fn a_client_that_waits_for_a_row_delays_no_other_of_its_thread() {
 }
 
 #[test]
-fn a_crowd_that_waits_for_a_row_keeps_no_heavy_command_of_others_from_running() {
+fn many_that_wait_for_a_row_keep_no_heavy_command_waiting() {
     // More than there are threads that may block.
     const CROWD: usize = 700;
     let dir = tempfile::tempdir().unwrap();
@@ -176,7 +176,7 @@ fn a_crowd_that_waits_for_a_row_keeps_no_heavy_command_of_others_from_running() 
 }
 
 #[test]
-fn what_is_heavy_runs_aside_once_and_what_is_light_where_it_arrived() {
+fn heavy_commands_run_aside_once_and_light_ones_do_not() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), one_thread());
     let (mut client, mut watcher) = (server.client(), server.client());
@@ -213,7 +213,7 @@ fn what_is_heavy_runs_aside_once_and_what_is_light_where_it_arrived() {
 }
 
 #[test]
-fn a_transaction_that_turns_out_to_be_heavy_runs_once_and_is_counted_once() {
+fn a_heavy_transaction_runs_once_and_is_counted_once() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), one_thread());
     let (mut client, mut other) = (server.client(), server.client());
@@ -262,23 +262,15 @@ fn a_transaction_that_turns_out_to_be_heavy_runs_once_and_is_counted_once() {
 
 #[test]
 fn a_long_pipeline_gives_others_a_turn_and_keeps_its_order() {
-    const COMMANDS: usize = 50_000;
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), one_thread());
     let mut client = server.client();
-    let request: Vec<u8> = (0..COMMANDS).flat_map(|_| command(&["INCR", "n"])).collect();
-    let mut writer = client.stream.try_clone().unwrap();
-    std::thread::scope(|scope| {
-        scope.spawn(move || std::io::Write::write_all(&mut writer, &request).unwrap());
-        for n in 1..=COMMANDS {
-            assert_eq!(client.reply(), format!(":{n}\r\n").into_bytes());
-        }
-    });
+    check_long_pipeline(&mut client, 50_000);
     assert!(figure(&mut client, "stats", "turns_given") > 0);
 }
 
 #[test]
-fn patterns_that_take_long_are_searched_for_aside_and_find_what_they_match() {
+fn slow_patterns_are_searched_for_aside_and_find_all_matches() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), one_thread());
     let mut client = server.client();

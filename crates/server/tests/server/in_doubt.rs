@@ -1,11 +1,8 @@
 //! The replies of a server whose log has failed: none that a restart could contradict.
 
-use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::{Client, command, config, start_on};
-use collie_db::{Db, Options, RingMode};
+use crate::support::{Client, command, config, open_on, start_on};
 use collie_server::{Ack, ServerConfig};
 use collie_sim::{Fault, FaultKind, SimDevice};
 
@@ -13,19 +10,6 @@ use collie_sim::{Fault, FaultKind, SimDevice};
 const A_WHILE: Duration = Duration::from_millis(150);
 const MISCONF: &str = "-MISCONF Errors writing to the AOF file: ";
 const LEVELS: [Ack; 3] = [Ack::Disk, Ack::Process, Ack::Buffered];
-
-fn open(device: &SimDevice, dir: &Path) -> Db {
-    // Writes that are durable when they return need no sync that could fail.
-    device.support_direct(false);
-    let options = Options {
-        device: Arc::new(device.clone()),
-        ring: RingMode::Private,
-        ring_bytes: 1 << 20,
-        segment_bytes: 1 << 20,
-        ..crate::support::options()
-    };
-    Db::open(dir, options).unwrap()
-}
 
 fn with(ack: Ack) -> ServerConfig {
     ServerConfig { ack, ..config() }
@@ -60,7 +44,7 @@ fn what_is_in_doubt_is_refused_and_all_else_is_answered() {
     for ack in LEVELS {
         let dir = tempfile::tempdir().unwrap();
         let device = SimDevice::new(1);
-        let server = start_on(open(&device, dir.path()), with(ack));
+        let server = start_on(open_on(&device, dir.path()), with(ack));
         let mut client = server.client();
         set_up(&mut client, &["MSET old 1 changed 1 removed 1"], ack);
         let held_syncs = device.hold_syncs();
@@ -132,7 +116,7 @@ fn what_is_in_doubt_is_refused_and_all_else_is_answered() {
         drop((client, writer));
         assert!(server.stop().is_err());
         device.heal();
-        let server = start_on(open(&device, dir.path()), with(ack));
+        let server = start_on(open_on(&device, dir.path()), with(ack));
         let mut client = server.client();
         assert_eq!(client.line("MGET old nothing"), "*2\r\n$1\r\n1\r\n$-1\r\n");
         assert_eq!(client.line("SET changed 3"), "+OK\r\n");
@@ -161,7 +145,7 @@ fn a_database_that_was_exchanged_in_doubt_is_refused() {
                 assert!(skip < 20, "{ack:?}, {line}: never in doubt");
                 let dir = tempfile::tempdir().unwrap();
                 let device = SimDevice::new(2);
-                let server = start_on(open(&device, dir.path()), with(ack));
+                let server = start_on(open_on(&device, dir.path()), with(ack));
                 let mut client = server.client();
                 set_up(
                     &mut client,
@@ -186,7 +170,7 @@ fn a_database_that_was_exchanged_in_doubt_is_refused() {
                 drop((client, strict));
                 assert!(server.stop().is_err());
                 device.heal();
-                let server = start_on(open(&device, dir.path()), with(ack));
+                let server = start_on(open_on(&device, dir.path()), with(ack));
                 let mut client = server.client();
                 for (read, before) in READS.iter().zip(before) {
                     let is_answer = !before.starts_with(MISCONF);
@@ -210,7 +194,7 @@ fn a_database_that_was_exchanged_in_doubt_is_refused() {
 fn a_reply_waits_for_the_exchange_of_its_database() {
     let dir = tempfile::tempdir().unwrap();
     let device = SimDevice::new(3);
-    let server = start_on(open(&device, dir.path()), config());
+    let server = start_on(open_on(&device, dir.path()), config());
     let mut client = server.client();
     set_up(
         &mut client,

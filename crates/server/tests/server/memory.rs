@@ -54,40 +54,40 @@ fn guarded(dir: &std::path::Path) -> (Running, Client) {
 }
 
 #[test]
-fn clients_before_the_password_share_one_bound_and_one_that_gives_it_passes() {
-    const STRANGERS: usize = 1_000;
+fn unauthenticated_clients_share_one_bound() {
+    const UNAUTHENTICATED: usize = 1_000;
     let dir = tempfile::tempdir().unwrap();
     let (server, mut known) = guarded(dir.path());
-    // Each sends nine arguments that a stranger may send, of a request that it does not finish.
+    // Each sends nine arguments that an unauthenticated client may send, of a request that it does not finish.
     let mut part = b"*10\r\n".to_vec();
     for _ in 0..9 {
         part.extend(format!("${}\r\n", 16 * 1024).bytes());
         part.extend([b'x'; 16 * 1024]);
         part.extend(b"\r\n");
     }
-    let mut strangers: Vec<Client> = Vec::new();
-    for _ in 0..STRANGERS {
-        let mut stranger = server.client();
+    let mut clients: Vec<Client> = Vec::new();
+    for _ in 0..UNAUTHENTICATED {
+        let mut client = server.client();
         // It may be closed before it has sent all.
-        let _ = stranger.stream.write_all(&part);
-        strangers.push(stranger);
+        let _ = client.stream.write_all(&part);
+        clients.push(client);
     }
     let mut late = server.client();
     assert_eq!(late.line("AUTH secret"), "+OK\r\n");
     assert_eq!(late.line("SET k v"), "+OK\r\n");
     // A hundred and fifty million bytes were sent.
     let bound = 64 * 1024 * 1024;
-    wait_for("most of the strangers are gone", || {
+    wait_for("most of the clients are gone", || {
         let evicted: usize = field(&mut known, "stats", "evicted_clients").parse().unwrap();
         let held: usize = field(&mut known, "memory", "mem_clients_normal").parse().unwrap();
-        evicted > STRANGERS / 3 && held <= bound
+        evicted > UNAUTHENTICATED / 3 && held <= bound
     });
     let refused = "-OOM requests of clients that have not authenticated take more than 64 MiB\r\n";
-    let mut last_words = strangers.iter_mut().map(|stranger| {
+    let mut last_words = clients.iter_mut().map(|client| {
         let mut rest = Vec::new();
         // A connection may be reset before it is read to its end.
-        let _ = stranger.stream.set_read_timeout(Some(Duration::from_millis(10)));
-        let _ = stranger.stream.read_to_end(&mut rest);
+        let _ = client.stream.set_read_timeout(Some(Duration::from_millis(10)));
+        let _ = client.stream.read_to_end(&mut rest);
         rest
     });
     assert!(last_words.any(|rest| rest == refused.as_bytes()));
@@ -102,7 +102,7 @@ fn a_client_without_the_password_is_closed_when_its_time_is_up() {
     assert_eq!(known.line("CONFIG SET authentication-timeout 1"), "+OK\r\n");
     assert_eq!(silent.rest(), "", "closed without a word");
     assert_eq!(busy.rest(), "");
-    // One that logs out is a stranger again, from then on.
+    // One that logs out is unauthenticated again, from then on.
     let mut former = server.client();
     if answer(&mut former, &["AUTH", "secret"]).as_deref() == Some("+OK\r\n") {
         assert_eq!(former.line("RESET"), "+RESET\r\n");

@@ -106,7 +106,7 @@ fn page(addr: SocketAddr) -> String {
 }
 
 #[test]
-fn the_page_counts_what_clients_did_and_its_names_are_those_of_the_document() {
+fn the_page_counts_what_clients_did_and_has_documented_names() {
     let dir = tempfile::tempdir().unwrap();
     let server = served(open(&SimDevice::new(3), dir.path()));
     let mut client = server.0.client();
@@ -256,7 +256,7 @@ fn health_fails_with_the_log() {
 }
 
 #[test]
-fn health_fails_with_the_first_write_that_a_full_disk_refuses_and_recovers_with_the_first_that_is_taken() {
+fn health_follows_the_writes_that_a_full_disk_refuses() {
     let dir = tempfile::tempdir().unwrap();
     let device = SimDevice::new(7);
     let options = Options {
@@ -323,7 +323,7 @@ fn health_fails_with_the_first_write_that_a_full_disk_refuses_and_recovers_with_
 const HEAD_SLOWEST: Duration = Duration::from_secs(5);
 
 #[test]
-fn malformed_requests_are_refused_and_a_slow_one_delays_no_other() {
+fn malformed_requests_are_refused_and_slow_ones_delay_no_other() {
     let dir = tempfile::tempdir().unwrap();
     let server = served(open(&SimDevice::new(3), dir.path()));
     let began = RealClock.monotonic();
@@ -397,7 +397,7 @@ fn metrics_leave_the_machine_only_when_forced() {
 
 /// A database that cannot be created, or emptied, is a refusal like any other.
 #[test]
-fn health_fails_with_the_first_database_that_a_full_disk_refuses() {
+fn health_fails_when_a_full_disk_refuses_a_database() {
     let dir = tempfile::tempdir().unwrap();
     let device = SimDevice::new(7);
     let options = Options {

@@ -55,7 +55,7 @@ fn written(server: &Running, client: &mut Client, words: &[&str]) -> u64 {
 }
 
 #[test]
-fn what_changes_little_of_a_large_value_writes_little_and_runs_where_it_arrived() {
+fn a_small_change_of_a_large_value_writes_little() {
     const LEN: usize = 5_000_000;
     const PIECE: u64 = 32 * 1024;
     let dir = tempfile::tempdir().unwrap();
@@ -173,7 +173,7 @@ fn readers_see_one_moment_of_a_value_that_others_change() {
 }
 
 #[test]
-fn a_read_of_a_database_that_is_emptied_meanwhile_finds_the_value_or_nothing() {
+fn a_read_beside_an_emptying_finds_the_value_or_nothing() {
     const FLUSHES: usize = 60;
     const LEN: usize = 100_000;
     let dir = tempfile::tempdir().unwrap();
@@ -241,7 +241,7 @@ fn a_database_that_is_opened_again_goes_on_behind_its_values() {
 }
 
 #[test]
-fn a_value_of_the_first_version_is_read_and_changed_in_its_row_or_in_pieces() {
+fn a_value_of_the_first_version_is_read_and_changed() {
     let dir = tempfile::tempdir().unwrap();
     let value = "v".repeat(1_000);
     {
@@ -346,7 +346,7 @@ fn a_value_that_replaces_another_has_nothing_of_it() {
 
 /// Numbers of values that are gone are used again, and each by one value.
 #[test]
-fn values_that_come_and_go_share_no_piece_and_take_over_old_rows() {
+fn values_that_come_and_go_share_no_piece_and_reuse_rows() {
     const KEYS: usize = 12;
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), tiny_pieces());

@@ -1,7 +1,7 @@
 //! Keys, values and commits at their limits and one past them: what fits is stored and read back,
 //! what does not is refused with its sizes, and the connection stays open.
 
-use crate::support::{Client, Running, command, config, options, start_on};
+use crate::support::{Client, Running, check_long_pipeline, config, options, start_on};
 use collie_db::{Db, Options};
 use collie_server::ServerConfig;
 
@@ -41,7 +41,7 @@ fn set(client: &mut Client, key: &[u8], value: &[u8]) -> String {
 }
 
 #[test]
-fn keys_from_none_to_the_longest_are_stored_and_a_longer_one_is_refused_with_both_lengths() {
+fn keys_up_to_the_longest_are_stored_and_longer_ones_refused() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), 4 << 20);
     let mut client = server.client();
@@ -92,7 +92,7 @@ fn a_value_of_16_mib_comes_back_whole_after_a_restart_too() {
 }
 
 #[test]
-fn a_transaction_at_the_limit_of_a_commit_is_stored_and_one_past_it_changes_nothing() {
+fn a_transaction_at_the_limit_is_stored_and_one_past_it_not() {
     let dir = tempfile::tempdir().unwrap();
     let ring = 1 << 20;
     let server = start(dir.path(), ring);
@@ -131,17 +131,9 @@ fn a_transaction_at_the_limit_of_a_commit_is_stored_and_one_past_it_changes_noth
 }
 
 #[test]
-fn a_pipeline_of_a_hundred_thousand_commands_is_answered_in_order() {
-    const COMMANDS: usize = 100_000;
+fn a_pipeline_of_100_000_commands_is_answered_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), 4 << 20);
     let mut client = server.client();
-    let request: Vec<u8> = (0..COMMANDS).flat_map(|_| command(&["INCR", "n"])).collect();
-    let mut writer = client.stream.try_clone().unwrap();
-    std::thread::scope(|scope| {
-        scope.spawn(move || std::io::Write::write_all(&mut writer, &request).unwrap());
-        for n in 1..=COMMANDS {
-            assert_eq!(client.reply(), format!(":{n}\r\n").into_bytes());
-        }
-    });
+    check_long_pipeline(&mut client, 100_000);
 }

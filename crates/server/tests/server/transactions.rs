@@ -115,7 +115,7 @@ fn a_transaction_over_keys_and_databases_is_one_commit() {
 }
 
 #[test]
-fn a_transaction_that_the_log_cannot_take_as_one_commit_changes_nothing() {
+fn a_transaction_too_large_for_one_commit_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), config());
     let mut client = server.client();
@@ -138,7 +138,7 @@ fn a_transaction_that_the_log_cannot_take_as_one_commit_changes_nothing() {
 }
 
 #[test]
-fn transfers_between_accounts_are_never_seen_halfway_and_watch_loses_no_update() {
+fn transfers_are_atomic_and_watch_loses_no_update() {
     // Four clients move money with WATCH, and four with blind transactions; others add up all
     // accounts, with one MGET and inside a transaction. The sum never changes.
     let dir = tempfile::tempdir().unwrap();
@@ -238,7 +238,7 @@ fn is_seen_by_watch(server: &crate::support::Running, watched: &str, commands: &
 }
 
 #[test]
-fn a_watch_sees_what_a_transaction_did_in_the_database_that_was_its_own_then() {
+fn a_watch_sees_changes_in_the_database_that_was_current_then() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), config());
     for (commands, in_0, in_1) in [

@@ -68,7 +68,7 @@ impl Trust {
     }
 }
 
-/// A connection over TLS whose handshake is done, as far as the client can know.
+/// A connection over TLS whose handshake is done at the client's side.
 pub(crate) struct Secure {
     pub(crate) stream: StreamOwned<ClientConnection, TcpStream>,
     buffer: Vec<u8>,
@@ -133,7 +133,7 @@ impl Secure {
         }
     }
 
-    /// Whether the server has said that this was all, and nothing came before.
+    /// Whether the server has sent close_notify, and nothing before it.
     pub(crate) fn is_at_end(&mut self) -> bool {
         let mut byte = [0];
         self.buffer.is_empty() && matches!(self.stream.read(&mut byte), Ok(0))

@@ -68,7 +68,7 @@ fn plain_and_tls_serve_the_same_keys_and_say_what_they_are() {
 }
 
 #[test]
-fn a_server_without_plain_port_has_port_0_and_one_without_tls_has_no_settings_of_it() {
+fn a_server_without_plain_port_has_port_0() {
     let served = serve(AuthClients::No, |config| config.plain = false);
     assert_eq!(served.running.addr, served.tls);
     let mut secure = served.client();
@@ -207,7 +207,7 @@ fn wait_until_replied(plain: &mut Client, bytes: usize) {
 }
 
 #[test]
-fn a_client_that_sends_no_more_gets_its_replies_and_both_ends_say_so() {
+fn a_client_that_sends_no_more_gets_its_replies_and_a_close() {
     let served = serve(AuthClients::No, |_| {});
     let mut client = served.client();
     let requests = command(&["PING"]).repeat(100);
@@ -229,7 +229,7 @@ fn a_client_that_sends_no_more_gets_its_replies_and_both_ends_say_so() {
 }
 
 #[test]
-fn a_client_counts_from_its_first_byte_and_a_full_server_closes_the_next() {
+fn a_client_counts_from_its_first_byte() {
     let served = serve(AuthClients::No, |config| config.clients_max = 4);
     let mut plain = served.running.client();
     let _others = [served.client(), served.client(), served.client()];

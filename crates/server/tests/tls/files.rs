@@ -11,7 +11,7 @@ use crate::certificates::{Authority, ended, not_yet, put, write};
 use crate::support::{config, options};
 use crate::{LISTEN, says};
 
-/// What a server says that starts with files that are good but for a change.
+/// The error of a server that starts with files that are valid but for a change.
 fn refusal(change: impl FnOnce(&mut TlsSettings, &Authority)) -> String {
     let dir = tempfile::tempdir().unwrap();
     let ca = Authority::new("ours");
@@ -34,7 +34,7 @@ fn start(config: ServerConfig) -> Result<(), ServerError> {
 }
 
 #[test]
-fn a_certificate_that_has_ended_or_does_not_hold_yet_is_refused_with_its_dates() {
+fn a_certificate_outside_its_dates_is_refused_with_them() {
     let text = refusal(|settings, ca| {
         let signed = ca.sign(ExtendedKeyUsagePurpose::ServerAuth, ended);
         write(settings.key.parent().unwrap(), &ca.pem, &signed);
@@ -57,7 +57,7 @@ fn a_certificate_that_has_ended_or_does_not_hold_yet_is_refused_with_its_dates()
 }
 
 #[test]
-fn a_key_that_does_not_fit_or_that_every_user_can_read_is_refused() {
+fn a_key_that_does_not_fit_or_that_all_can_read_is_refused() {
     let text = refusal(|settings, ca| put(&settings.key, &ca.server().key));
     says(
         &text,
@@ -79,7 +79,7 @@ fn a_key_that_does_not_fit_or_that_every_user_can_read_is_refused() {
 }
 
 #[test]
-fn files_that_are_missing_or_hold_something_else_are_named_with_what_was_expected() {
+fn missing_and_wrong_files_are_named_with_what_was_expected() {
     let remove = |path: &std::path::Path| RealDevice::new().remove_file(path).unwrap();
     let text = refusal(|settings, _| remove(&settings.certificate));
     says(
@@ -144,7 +144,7 @@ fn settings_that_are_missing_are_named() {
 
 /// Off loopback nothing is served in clear unless asked, and a client has to present something.
 #[test]
-fn off_loopback_plain_has_to_be_asked_for_and_tls_needs_a_password_or_certificates() {
+fn off_loopback_plain_and_open_tls_have_to_be_requested() {
     let dir = tempfile::tempdir().unwrap();
     let ca = Authority::new("ours");
     let files = write(dir.path(), &ca.pem, &ca.server());

@@ -11,9 +11,9 @@ mod client;
 mod connections;
 mod files;
 mod log;
+mod refusals;
 mod reload;
 mod settings;
-mod strangers;
 #[path = "../server/support/mod.rs"]
 #[allow(dead_code, reason = "this binary uses a part of it")]
 mod support;

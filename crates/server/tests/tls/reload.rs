@@ -14,7 +14,7 @@ use crate::{says, serve};
 const REFUSED: &str = "-ERR CONFIG SET failed (possibly related to argument 'tls-";
 
 #[test]
-fn a_set_of_the_same_path_reads_the_files_anew_for_new_connections() {
+fn a_set_of_the_same_path_reads_the_files_anew() {
     let served = serve(AuthClients::No, |_| {});
     let mut old = served.client();
     let before = old.presented();
@@ -27,7 +27,7 @@ fn a_set_of_the_same_path_reads_the_files_anew_for_new_connections() {
     assert_ne!(served.client().presented(), before);
     assert_eq!(old.line("PING"), "+PONG\r\n", "what stands goes on");
 
-    // The CA is read anew as well, and who is asked changes at once.
+    // The CA is read anew as well, and whether a certificate is requested changes at once.
     assert_eq!(old.line("CONFIG SET tls-auth-clients yes"), "+OK\r\n");
     let mut refused = Secure::connect(served.tls, &served.trust().presenting(served.ca.client()));
     assert!(

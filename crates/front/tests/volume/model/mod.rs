@@ -409,7 +409,7 @@ fn program(seed: u64) -> Result<u64, String> {
 }
 
 #[test]
-fn random_programs_leave_whole_pages_and_everything_acknowledged() {
+fn random_programs_leave_whole_pages_and_what_was_acknowledged() {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse::<u64>().ok());
     let seeds = match number("COLLIE_SEED") {
         Some(seed) => seed..seed + 1,

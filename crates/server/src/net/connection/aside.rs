@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use collie_protocol::RequestParser;
 
-use super::Connection;
+use super::{Connection, may_wait};
 use crate::commands;
 use crate::cost::{Aside, HEAVY};
 use crate::exec::{Exec, Flow, Later, Outcome};
@@ -42,7 +42,7 @@ impl Connection {
         let mut reply = std::mem::take(&mut self.reply);
         let input = std::mem::take(&mut self.input);
         let limits = shared.settings.limits();
-        let may_wait = super::cluster::may_wait(self.waiting);
+        let may_wait = may_wait(self.waiting);
         let mut parser = std::mem::replace(&mut self.parser, RequestParser::new(limits));
         let work = move || {
             let rest = input.get(from..).unwrap_or_default();

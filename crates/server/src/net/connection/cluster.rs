@@ -10,13 +10,8 @@ use crate::cluster::Settled;
 use crate::exec::Later;
 use crate::failure::text;
 
-/// After what time a command asks again for a thread that may block.
-const THREAD_ASKED_AGAIN: Duration = Duration::from_millis(10);
-
-/// Whether the next command may wait for the cluster: since when it does, and for how long at most.
-pub(super) fn may_wait(waiting: Option<(Instant, Duration)>) -> bool {
-    waiting.is_none_or(|(since, limit)| Instant::now() < since + limit)
-}
+/// After what time a command that found no thread which may block is tried again.
+const THREAD_RETRY: Duration = Duration::from_millis(10);
 
 impl Connection {
     /// Notes what the next command waits for.
@@ -37,14 +32,14 @@ impl Connection {
                 return tokio::select! {
                     biased;
                     () = self.session.client.closed() => false,
-                    () = tokio::time::sleep(THREAD_ASKED_AGAIN) => true,
+                    () = tokio::time::sleep(THREAD_RETRY) => true,
                 };
             }
             _ => return true,
         };
         let changed = async {
             if changes.changed().await.is_err() {
-                // The cluster says nothing any more.
+                // The cluster has been closed: nothing changes any more.
                 std::future::pending::<()>().await;
             }
         };
@@ -77,7 +72,7 @@ impl Connection {
             });
             match settled {
                 Settled::Holds => kept.raw(reply),
-                // The client wants no reply to this command.
+                // The client has turned off the reply to this command.
                 Settled::TryAgain if reply.is_empty() => {}
                 Settled::TryAgain => kept.error(text::TRY_AGAIN),
                 Settled::Unknown => {

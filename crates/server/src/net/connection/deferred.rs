@@ -106,7 +106,7 @@ impl Connection {
             .map_err(|error| format!("ERR writing failed: {error}").into())
     }
 
-    /// `WAITAOF`: there are no replicas, so a client that asks for some waits until its timeout.
+    /// `WAITAOF`: there are no replicas, so a client that waits for some waits until its timeout.
     async fn wait_local(&mut self, wanted: bool, replicas: i64, timeout_ms: u64) -> Outcome {
         let (end, worker) = (self.session.last, Rc::clone(&self.worker));
         let db = &worker.shared.store.db;

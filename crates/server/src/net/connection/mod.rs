@@ -32,9 +32,8 @@ use crate::cost::{Aside, LARGE};
 use crate::exec::{Exec, Flow, Later, Outcome};
 use crate::failure::text;
 use crate::net::clients::{Charge, Client, signed};
-use crate::net::drain::drain;
 use crate::net::handshake;
-use crate::net::stream::Stream;
+use crate::net::stream::{Stream, drain};
 use crate::net::worker::Worker;
 use crate::session::{ReplyMode, Session, Shared};
 
@@ -53,11 +52,11 @@ const TIME_SLICE_NS: u64 = 1_000_000;
 /// to it is closed.
 const ALWAYS_ALLOWED: usize = 256 * 1024;
 /// The least free space for a read from a client that has not authenticated, in bytes: a password fits.
-const STRANGER_READ_MIN: usize = 2 * 1024;
+const UNAUTHENTICATED_READ_MIN: usize = 2 * 1024;
 /// As `ALWAYS_ALLOWED`, for a connection that has not authenticated.
-const STRANGER_ALLOWED: usize = 4 * 1024;
+const UNAUTHENTICATED_ALLOWED: usize = 4 * 1024;
 /// Bytes that all of those together are charged for at most.
-const STRANGERS_BYTES_MAX: usize = 64 * 1024 * 1024;
+const UNAUTHENTICATED_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// One connection.
 pub(crate) struct Connection {
@@ -106,7 +105,7 @@ enum Next {
     Wait {
         is_write: bool,
     },
-    /// Sends the replies, and waits for what `later` says before the next command runs.
+    /// Sends the replies, and waits as `later` requires before the next command runs.
     Later,
 }
 
@@ -116,7 +115,7 @@ impl Connection {
         let shared = Arc::clone(&worker.shared);
         let keyspace = shared.store.keyspace(0)?;
         let session = Session::new(&shared, client, keyspace);
-        session.note_stranger(&shared);
+        session.note_authentication(&shared);
         Some(Connection {
             session,
             parser: RequestParser::new(shared.settings.limits()),
@@ -179,7 +178,7 @@ impl Connection {
         }
         self.charge(0);
         if self.outgoing == Outgoing::Whole {
-            self.stream.say_end().await;
+            self.stream.send_close_notify().await;
         }
         if lingers {
             self.input = Vec::new();
@@ -237,7 +236,7 @@ impl Connection {
     fn make_room(&mut self) {
         let read_min = match self.session.authenticated {
             true => READ_MIN,
-            false => STRANGER_READ_MIN,
+            false => UNAUTHENTICATED_READ_MIN,
         };
         if self.input.capacity() == 0 && self.session.authenticated {
             self.input = self.worker.take_buffer();
@@ -296,7 +295,7 @@ impl Connection {
                 Some(why) => Ok(Flow::Aside(why)),
                 None => {
                     let mut exec = Exec::new(shared, &mut self.session, &mut self.reply, now_ms);
-                    exec.may_wait = cluster::may_wait(self.waiting);
+                    exec.may_wait = may_wait(self.waiting);
                     commands::run(&mut exec, request)
                 }
             };
@@ -392,7 +391,8 @@ impl Connection {
         }
         if self.session.unsettled.has_current() {
             if self.reply.len() == start {
-                // The client wants no reply, but the connection is closed if this is not known to hold.
+                // The client has turned off the reply, but the connection is closed if the command may
+                // not hold.
                 self.marks.push(Mark { start, end: 0 });
             }
             self.session
@@ -435,8 +435,8 @@ impl Connection {
         if self.charge.is_nothing() {
             return true;
         }
-        let is_stranger = !self.session.authenticated;
-        if is_stranger && shared.clients.strangers_bytes() > signed(STRANGERS_BYTES_MAX) {
+        let is_unauthenticated = !self.session.authenticated;
+        if is_unauthenticated && shared.clients.unauthenticated_bytes() > signed(UNAUTHENTICATED_BYTES_MAX) {
             self.evict("OOM requests of clients that have not authenticated take more than 64 MiB");
             return false;
         }
@@ -470,16 +470,16 @@ impl Connection {
     fn account(&mut self) {
         let allowed = match self.session.authenticated {
             true => ALWAYS_ALLOWED,
-            false => STRANGER_ALLOWED,
+            false => UNAUTHENTICATED_ALLOWED,
         };
         let taken = self.input.capacity() + self.reply.capacity() + self.multi_bytes();
         self.charge(taken.saturating_sub(allowed));
     }
 
     fn charge(&mut self, bytes: usize) {
-        let is_stranger = !self.session.authenticated;
+        let is_unauthenticated = !self.session.authenticated;
         let clients = &self.worker.shared.clients;
-        clients.charge(&mut self.charge, bytes, is_stranger);
+        clients.charge(&mut self.charge, bytes, is_unauthenticated);
     }
 
     /// Replaces all replies by one error.
@@ -499,6 +499,11 @@ impl Connection {
         }
         self.account();
     }
+}
+
+/// Whether the next command may wait for the cluster: since when it does, and for how long at most.
+fn may_wait(waiting: Option<(Instant, Duration)>) -> bool {
+    waiting.is_none_or(|(since, limit)| Instant::now() < since + limit)
 }
 
 /// Why a request must not run on a thread that serves connections, if so.

@@ -6,34 +6,12 @@
 
 mod fixed;
 mod random;
-use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
 
-use crate::support::{Client, Running, config, has_redis, sorted_names, start, wait_for};
-
-/// A real Redis on a port of its own.
-struct Redis {
-    child: Child,
-    addr: SocketAddr,
-    _dir: tempfile::TempDir,
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
+use crate::support::redis::Redis;
+use crate::support::{Client, Running, config, sorted_names, start};
 
 fn redis() -> Option<Redis> {
-    if !has_redis() {
-        return None;
-    }
-    // Another process may have the port; then another one is tried.
-    let started = (0..20).find_map(|_| start_redis());
-    assert!(started.is_some(), "redis-server does not start");
-    started
+    Redis::start(&[])
 }
 
 /// Sets Redis' limit on the length of a value to ours: with its own, 512 MiB, it would succeed
@@ -45,50 +23,8 @@ fn limit_like(server: &Running, redis: &Redis) {
     assert_eq!(set, "+OK\r\n", "{limit:?}");
 }
 
-/// A port below those that the system assigns, so that no other process gets it by chance between
-/// two attempts to connect to the server there.
-fn next_port() -> u16 {
-    static TAKEN: AtomicU16 = AtomicU16::new(0);
-    let taken = TAKEN.fetch_add(1, Ordering::Relaxed);
-    10_000 + (std::process::id() as u16).wrapping_mul(31).wrapping_add(taken) % 20_000
-}
-
-/// Starts a server; `None` if it ended, or another one listens on its port.
-fn start_redis() -> Option<Redis> {
-    let dir = tempfile::tempdir().unwrap();
-    let port = next_port();
-    let child = Command::new("redis-server")
-        .args([
-            "--port",
-            &port.to_string(),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--dir",
-        ])
-        .arg(dir.path())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    let addr = SocketAddr::from(([127, 0, 0, 1], port));
-    let mut redis = Redis {
-        child,
-        addr,
-        _dir: dir,
-    };
-    let own = format!("process_id:{}\r\n", redis.child.id());
-    let mut has_ended = false;
-    wait_for("Redis listens", || {
-        has_ended = redis.child.try_wait().unwrap().is_some();
-        has_ended || TcpStream::connect(addr).is_ok()
-    });
-    let is_it = !has_ended && Client::connect(addr).line("INFO server").contains(&own);
-    is_it.then_some(redis)
-}
-
 #[test]
-fn hostile_frames_get_the_error_of_redis_and_a_closed_connection() {
+fn hostile_frames_get_redis_errors_and_a_closed_connection() {
     let Some(redis) = redis() else { return };
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), config());

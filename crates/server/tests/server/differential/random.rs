@@ -440,9 +440,9 @@ fn random_commands_are_answered_as_redis_answers_them() {
 }
 
 #[test]
-fn random_commands_on_values_in_tiny_pieces_are_answered_as_redis_answers_them() {
+fn random_commands_on_values_in_pieces_are_answered_as_by_redis() {
     compare(
-        "random_commands_on_values_in_tiny_pieces_are_answered_as_redis_answers_them",
+        "random_commands_on_values_in_pieces_are_answered_as_by_redis",
         ServerConfig {
             piece_bytes: 16,
             ..config()

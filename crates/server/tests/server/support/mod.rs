@@ -1,14 +1,17 @@
 //! A server in the test's process, on a temporary directory.
 
 mod client;
+pub(crate) mod redis;
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use collie_db::{Db, Options};
+use collie_db::{Db, Options, RingMode};
 use collie_io::{Clock, RealClock};
 use collie_server::{Server, ServerConfig, ServerError};
+use collie_sim::SimDevice;
 use tokio::sync::oneshot;
 
 pub(crate) use client::*;
@@ -28,6 +31,32 @@ pub(crate) fn options() -> Options {
         max_commit_bytes: 0,
         ..Options::default()
     }
+}
+
+/// Opens a store on a simulated device, with a small log. Writes that are durable when they return are
+/// off: they would need none of the syncs that a test blocks or makes fail.
+pub(crate) fn open_on(device: &SimDevice, dir: &Path) -> Db {
+    device.support_direct(false);
+    let options = Options {
+        device: Arc::new(device.clone()),
+        ring: RingMode::Private,
+        ring_bytes: 1 << 20,
+        segment_bytes: 1 << 20,
+        ..options()
+    };
+    Db::open(dir, options).unwrap()
+}
+
+/// Sends so many `INCR n` in one piece, and checks that their replies come in order.
+pub(crate) fn check_long_pipeline(client: &mut Client, commands: usize) {
+    let request: Vec<u8> = (0..commands).flat_map(|_| command(&["INCR", "n"])).collect();
+    let mut writer = client.stream.try_clone().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(move || std::io::Write::write_all(&mut writer, &request).unwrap());
+        for n in 1..=commands {
+            assert_eq!(client.reply(), format!(":{n}\r\n").into_bytes());
+        }
+    });
 }
 
 /// A running server.
@@ -133,23 +162,4 @@ impl Random {
     pub(crate) fn pick<'a, T: ?Sized>(&mut self, choices: &[&'a T]) -> &'a T {
         choices[self.below(choices.len())]
     }
-}
-
-/// Whether a real Redis 7.0 is installed. Where it is missing, a test prints so and passes, unless
-/// `COLLIE_REQUIRE_TOOLS` is set.
-pub(crate) fn has_redis() -> bool {
-    let version = std::process::Command::new("redis-server")
-        .arg("--version")
-        .output();
-    let found = version
-        .as_ref()
-        .is_ok_and(|v| String::from_utf8_lossy(&v.stdout).contains("v=7.0."));
-    if !found {
-        assert!(
-            std::env::var_os("COLLIE_REQUIRE_TOOLS").is_none(),
-            "redis-server 7.0 is missing: {version:?}"
-        );
-        println!("skipped: redis-server 7.0 is missing (Debian: redis-server)");
-    }
-    found
 }

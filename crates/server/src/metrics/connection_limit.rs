@@ -1,4 +1,4 @@
-//! Room for connections, of which those without a request give way to others.
+//! ConnectionLimit for connections, of which those without a request give way to others.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-/// Room for so many connections.
+/// ConnectionLimit for so many connections.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct ConnectionLimit {
     free: Arc<Semaphore>,
     silent: Mutex<Silent>,
 }
@@ -16,31 +16,31 @@ pub(super) struct Room {
 /// The connections that have not sent their request.
 #[derive(Debug, Default)]
 struct Silent {
-    entered: u64,
+    admitted: u64,
     /// In the order in which they came.
     places: BTreeMap<u64, oneshot::Sender<()>>,
 }
 
-/// The place of one connection; dropping it makes room.
+/// An admitted connection; dropping it makes room for another.
 #[derive(Debug)]
-pub(super) struct Place {
-    room: Arc<Room>,
+pub(super) struct Admitted {
+    limit: Arc<ConnectionLimit>,
     number: u64,
-    displaced: Option<oneshot::Receiver<()>>,
+    evicted: Option<oneshot::Receiver<()>>,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-impl Room {
-    pub(super) fn new(places: usize) -> Room {
-        Room {
-            free: Arc::new(Semaphore::new(places)),
+impl ConnectionLimit {
+    pub(super) fn new(most: usize) -> ConnectionLimit {
+        ConnectionLimit {
+            free: Arc::new(Semaphore::new(most)),
             silent: Mutex::default(),
         }
     }
 
-    /// A place for a connection. Where there is none, the oldest connection that has sent no request
-    /// has to go; where there is no such one, it waits until a request has been answered.
-    pub(super) async fn enter(self: &Arc<Room>) -> Place {
+    /// Admits a connection. At the limit, the oldest connection that has sent no request is evicted; where
+    /// there is no such one, this waits until a request has been answered.
+    pub(super) async fn admit(self: &Arc<ConnectionLimit>) -> Admitted {
         if self.free.available_permits() == 0
             && let Some((_, oldest)) = self.silent.lock().places.pop_first()
         {
@@ -49,45 +49,46 @@ impl Room {
         }
         // The semaphore is never closed.
         let permit = Arc::clone(&self.free).acquire_owned().await.ok();
-        let (sender, displaced) = oneshot::channel();
+        let (sender, evicted) = oneshot::channel();
         let mut silent = self.silent.lock();
-        silent.entered += 1;
-        let number = silent.entered;
+        silent.admitted += 1;
+        let number = silent.admitted;
         silent.places.insert(number, sender);
         drop(silent);
-        Place {
-            room: Arc::clone(self),
+        Admitted {
+            limit: Arc::clone(self),
             number,
-            displaced: Some(displaced),
+            evicted: Some(evicted),
             _permit: permit,
         }
     }
 }
 
-impl Place {
-    /// Completes when the connection has to go, which it does not once it has [asked](Place::asked).
-    pub(super) fn displaced(&mut self) -> impl Future<Output = ()> + use<> {
-        let displaced = self.displaced.take();
+impl Admitted {
+    /// Completes when the connection is evicted, which it is not once its
+    /// [request was received](Admitted::request_received).
+    pub(super) fn evicted(&mut self) -> impl Future<Output = ()> + use<> {
+        let evicted = self.evicted.take();
         async {
-            let has_to_go = match displaced {
-                Some(displaced) => displaced.await.is_ok(),
+            let is_evicted = match evicted {
+                Some(evicted) => evicted.await.is_ok(),
                 None => false,
             };
-            if !has_to_go {
+            if !is_evicted {
                 std::future::pending().await
             }
         }
     }
 
     /// The connection has sent its request, and stays until it is answered.
-    pub(super) fn asked(&self) {
-        self.room.silent.lock().places.remove(&self.number);
+    pub(super) fn request_received(&self) {
+        self.limit.silent.lock().places.remove(&self.number);
     }
 }
 
-impl Drop for Place {
+impl Drop for Admitted {
     fn drop(&mut self) {
-        self.asked();
+        self.request_received();
     }
 }
 
@@ -96,30 +97,30 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_oldest_without_a_request_has_to_go_and_one_with_a_request_stays() {
-        let room = Arc::new(Room::new(3));
+    async fn the_oldest_without_a_request_is_evicted_and_no_other() {
+        let limit = Arc::new(ConnectionLimit::new(3));
         let (mut asking, mut oldest, mut younger) =
-            (room.enter().await, room.enter().await, room.enter().await);
-        asking.asked();
-        let ends = [asking.displaced(), oldest.displaced(), younger.displaced()];
+            (limit.admit().await, limit.admit().await, limit.admit().await);
+        asking.request_received();
+        let ends = [asking.evicted(), oldest.evicted(), younger.evicted()];
         let [mut asking_ends, oldest_ends, mut younger_ends] = ends.map(Box::pin);
-        let entering = Arc::clone(&room);
-        let entering = tokio::spawn(async move { entering.enter().await });
+        let entering = Arc::clone(&limit);
+        let entering = tokio::spawn(async move { entering.admit().await });
         let patience = std::time::Duration::from_secs(10);
         let ended = tokio::time::timeout(patience, oldest_ends).await;
-        ended.expect("the oldest has to go");
+        ended.expect("the oldest is evicted");
         assert!(!entering.is_finished(), "it waits until there is room");
         drop(oldest);
         let newest = entering.await.unwrap();
         for stays in [&mut asking_ends, &mut younger_ends] {
             assert!(is_pending(stays.as_mut()));
         }
-        newest.asked();
-        younger.asked();
-        let mut waiting = Box::pin(room.enter());
+        newest.request_received();
+        younger.request_received();
+        let mut waiting = Box::pin(limit.admit());
         assert!(is_pending(waiting.as_mut()), "all of them are being answered");
         drop(asking);
-        waiting.await.asked();
+        waiting.await.request_received();
     }
 
     fn is_pending<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> bool {

@@ -35,13 +35,13 @@ pub(super) fn within<T: Send + 'static>(
 }
 
 /// Does `work`, however long it takes; after some time calls `say` once.
-pub(super) fn patiently<T: Send + 'static>(
-    some_time: Duration,
+pub(super) fn with_notice<T: Send + 'static>(
+    notice_after: Duration,
     say: impl FnOnce(),
     work: impl FnOnce() -> T + Send + 'static,
 ) -> anyhow::Result<T> {
     let answer = start(work)?;
-    match answer.recv_timeout(some_time) {
+    match answer.recv_timeout(notice_after) {
         Ok(done) => return Ok(done),
         Err(RecvTimeoutError::Timeout) => say(),
         Err(RecvTimeoutError::Disconnected) => bail!(PANICKED),
@@ -67,15 +67,15 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_long_is_told_and_waited_for() {
+    fn what_takes_long_is_noticed_and_waited_for() {
         let (answer, wait) = channel();
-        let mut told = 0;
+        let mut notices = 0;
         let say = || {
-            told += 1;
+            notices += 1;
             answer.send(7).unwrap();
         };
-        assert_eq!(patiently(NONE, say, move || wait.recv().unwrap()).unwrap(), 7);
-        assert_eq!(told, 1);
-        assert_eq!(patiently(LONG, || panic!("not told"), || 7).unwrap(), 7);
+        assert_eq!(with_notice(NONE, say, move || wait.recv().unwrap()).unwrap(), 7);
+        assert_eq!(notices, 1);
+        assert_eq!(with_notice(LONG, || panic!("no notice is due"), || 7).unwrap(), 7);
     }
 }

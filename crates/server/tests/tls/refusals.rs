@@ -69,7 +69,7 @@ fn certificates_of_clients_are_demanded_and_judged() {
 }
 
 #[test]
-fn certificates_of_clients_are_optional_but_judged_or_not_asked_for() {
+fn certificates_of_clients_are_optional_but_validated() {
     let served = serve(AuthClients::Optional, |_| {});
     let trust = served.trust();
     for good in [trust.clone(), trust.clone().presenting(served.ca.client())] {
@@ -87,7 +87,7 @@ fn certificates_of_clients_are_optional_but_judged_or_not_asked_for() {
 }
 
 #[test]
-fn a_client_that_does_not_trust_the_server_ends_the_handshake_and_the_log_says_what_to_do() {
+fn a_client_that_does_not_trust_the_server_is_logged() {
     let served = serve(AuthClients::No, |_| {});
     let other = Authority::new("another");
     let (client, _) = refused(served.tls, &Trust::new(&[&other.pem]));
@@ -123,7 +123,7 @@ fn a_plain_client_on_the_tls_port_is_answered_in_plain_text() {
 }
 
 #[test]
-fn a_tls_client_on_the_plain_port_is_closed_with_one_warning_and_floods_are_counted() {
+fn a_tls_client_on_the_plain_port_is_closed_with_one_warning() {
     let served = serve(AuthClients::No, |_| {});
     let hello = |addr| {
         let mut stream = TcpStream::connect(addr).unwrap();

@@ -9,12 +9,12 @@ use parking_lot::Mutex;
 
 /// Ranges of bytes, apart from each other.
 #[derive(Debug, Default)]
-pub(crate) struct Written {
+pub(crate) struct DirtyRanges {
     /// Their ends, by their starts.
     ranges: Mutex<BTreeMap<u64, u64>>,
 }
 
-impl Written {
+impl DirtyRanges {
     /// So many bytes were written there.
     pub(crate) fn add(&self, offset: u64, len: usize) {
         let (mut start, mut end) = (offset, offset + len as u64);
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn ranges_that_touch_are_one_and_are_taken_in_pieces() {
-        let written = Written::default();
+        let written = DirtyRanges::default();
         written.add(8192, 4096);
         written.add(0, 4096);
         written.add(4096, 4096);

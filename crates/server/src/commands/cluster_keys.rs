@@ -1,5 +1,5 @@
-//! The commands over all keys, in a cluster: over those that this node leads, as clients expect that
-//! ask every node. They read what is applied, and their replies wait until each partition that they
+//! The commands over all keys, in a cluster: over those that this node leads, since clients send such
+//! a command to every node. They read what is applied, and their replies wait until each partition that they
 //! read has confirmed that this node led it.
 
 use std::collections::VecDeque;
@@ -10,18 +10,18 @@ use std::time::Duration;
 use collie_protocol::ReplyBuffer;
 use tokio::runtime::Handle;
 
-use super::partitioned::after_earlier;
-use super::scan::{Page, ScanOptions, search_aside};
+use super::names::search_aside;
+use super::page::{Page, ScanOptions};
 use crate::cluster::{Partition, Refused, SLOTS, Settled, Settling, Walked};
 use crate::cost::{Aside, PASSED_MAX};
 use crate::data::value;
-use crate::exec::{Exec, Flow, Outcome};
+use crate::exec::{Exec, Flow, Later, Outcome};
 use crate::failure::{Failure, text};
 use crate::glob;
 use crate::partitions::Partitions;
 use crate::partitions::evaluate::ROW_WAIT;
 use crate::partitions::transaction::DATABASE;
-use crate::partitions::walk::{Led, LedKey, LedKeys, Reading, key_count, led};
+use crate::partitions::walk::{LedEntry, LedKey, LedKeys, Reading, key_count, led_partitions};
 
 /// The most keys that one commit of `FLUSHALL` removes, and the most bytes of their names.
 const FLUSHED_KEYS_MAX: usize = 1_000;
@@ -30,15 +30,16 @@ const FLUSHED_BYTES_MAX: usize = 1024 * 1024;
 const FLUSHES_MAX: usize = 8;
 /// How long `FLUSHALL` waits for a partition that takes no commands at the moment.
 const BUSY_WAIT: Duration = Duration::from_secs(10);
-/// Keys that `RANDOMKEY` looks at, if they have expired.
+/// Expired keys that `RANDOMKEY` passes over at most.
 const RANDOM_TRIES: usize = 100;
 /// Keys of a search between two checks whether the connection is to close.
 const CHECK_STEP: usize = 1024;
 
-/// The cluster, and that the command may read now.
+/// The partitions. The commands before this one of the same connection are settled first: it reads what
+/// is applied, and has to find what they have written.
 fn begin<'a>(exec: &Exec<'a>) -> Result<&'a Partitions, Outcome> {
-    if let Some(flow) = after_earlier(exec) {
-        return Err(Ok(flow));
+    if exec.session.unsettled.has_earlier() {
+        return Err(Ok(Flow::Later(Later::Settled)));
     }
     let shared = exec.shared;
     shared
@@ -85,7 +86,7 @@ pub(super) fn keys(exec: &mut Exec<'_>, pattern: &[u8]) -> Outcome {
             return Ok(Flow::Close);
         }
         looked_at += 1;
-        let Led::Key(key) = led? else { continue };
+        let LedEntry::Key(key) = led? else { continue };
         let matches = pattern == b"*" || glob::matches(pattern, key.name(), false);
         if matches && !all.has_expired(&key)? {
             found.bulk(key.name());
@@ -122,14 +123,14 @@ pub(super) fn scan(exec: &mut Exec<'_>, cursor: u64, options: &ScanOptions<'_>) 
                 break true;
             }
             last = Some(match found? {
-                Led::Key(key) => {
+                LedEntry::Key(key) => {
                     exec.now_ms = all.now_ms();
                     if !page.take(exec, key.name(), &key.stored)? {
                         all.has_expired(&key)?;
                     }
                     (key.slot, key.row)
                 }
-                Led::Removed { slot, row, entries } => {
+                LedEntry::Removed { slot, row, entries } => {
                     page.pass(entries);
                     (slot, row)
                 }
@@ -174,8 +175,8 @@ pub(super) fn randomkey(exec: &mut Exec<'_>) -> Outcome {
         let (mut found, mut passed, mut expired) = (None, 0, 0);
         while let Some(led) = all.next() {
             let key = match led? {
-                Led::Key(key) => key,
-                Led::Removed { entries, .. } => {
+                LedEntry::Key(key) => key,
+                LedEntry::Removed { entries, .. } => {
                     removed += entries;
                     if removed >= PASSED_MAX {
                         search_aside(exec)?;
@@ -223,11 +224,11 @@ pub(super) fn flush(exec: &mut Exec<'_>) -> Outcome {
     let mut all = LedKeys::of(&*partitions.cluster, None);
     let mut ended = Settled::Holds;
     for key in all.by_ref() {
-        let Led::Key(key) = key? else { continue };
+        let LedEntry::Key(key) = key? else { continue };
         if flush.is_complete(&key) {
             ended = flush.submit(exec, partitions)?;
             if exec.session.client.is_closing() {
-                // Keys are left: nothing says that they are gone.
+                // Keys are left: no reply may report that they are gone.
                 return Ok(Flow::Close);
             }
             if ended != Settled::Holds {
@@ -296,7 +297,7 @@ fn remove(
     let give_up = tokio::time::Instant::now() + BUSY_WAIT;
     loop {
         changes.borrow_and_update();
-        let led = led(cluster);
+        let led = led_partitions(cluster);
         let partition = led.iter().find(|partition| partition.slots().contains(&slot));
         // Not led here any more: its keys are left, and are those of another node.
         let Some(partition) = partition else {
@@ -400,7 +401,7 @@ pub(super) fn keys_in_slot(exec: &mut Exec<'_>, slot: u16, count: usize) -> Outc
 
 /// The partition of a slot, if this node has a replica of it, and whether that leads.
 fn in_slot(partitions: &Partitions, slot: u16) -> Option<(Reading, bool)> {
-    let led = led(&*partitions.cluster);
+    let led = led_partitions(&*partitions.cluster);
     let own = led
         .into_iter()
         .find(|partition| partition.slots().contains(&slot));

@@ -2,7 +2,7 @@
 //!
 //! A job that is called is queued, and the next free worker thread runs it once; what has nothing to
 //! do sleeps until it is called, or until its timer expires. So a job without calls costs nothing. A
-//! job is in one place at a time ([`Place`]): no two threads run it, and none runs it any more when
+//! job is in one place at a time (`Place`): no two threads run it, and none runs it any more when
 //! [`JobHandle::cancel`] returns.
 //!
 //! For the crates of this repository.
@@ -141,6 +141,11 @@ impl ThreadPool {
             lock(&pool.threads).push(thread);
         }
         Ok(pool)
+    }
+
+    /// How many there are.
+    pub fn threads(&self) -> usize {
+        lock(&self.threads).len()
     }
 
     /// The process that the threads are in, where that is not this one.
@@ -433,6 +438,9 @@ mod tests {
 
     use super::*;
 
+    /// Longer than any machine takes; only a hang reaches it.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
     fn pool(threads: usize) -> ThreadPool {
         let names = std::iter::repeat_n("collie-test".to_owned(), threads);
         ThreadPool::start(names, Duration::ZERO, || ()).unwrap()
@@ -485,6 +493,22 @@ mod tests {
         assert!(has_begun.try_recv().is_err());
     }
 
+    #[test]
+    fn a_call_during_a_run_brings_another_run() {
+        let pool = pool(1);
+        let (begun, has_begun) = channel();
+        let (let_go, go) = channel();
+        let (handle, ended) = (Arc::new(JobHandle::default()), Arc::default());
+        pool.add(&handle, Box::new(Held { begun, go, ended }));
+        for _ in 0..3 {
+            has_begun.recv_timeout(PATIENCE).unwrap();
+            handle.call();
+            let_go.send(()).unwrap();
+        }
+        has_begun.recv_timeout(PATIENCE).unwrap();
+        let_go.send(()).unwrap();
+    }
+
     /// Says why it runs, and sleeps for a time.
     struct Timed(Sender<Cause>, Option<Duration>);
 
@@ -501,7 +525,6 @@ mod tests {
     #[test]
     fn a_timer_expires_while_another_job_runs() {
         const FEW: Duration = Duration::from_millis(20);
-        const PATIENCE: Duration = Duration::from_secs(60);
         let pool = pool(2);
         let (begun, has_begun) = channel();
         let (let_go, go) = channel();

@@ -3,10 +3,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+use collie_log::threads::ThreadPool;
 use collie_sim::{Fault, FaultKind, SimDevice};
 
-use crate::background::threads::start_thread;
+use crate::background::threads::StoreJob;
 use crate::store::family::FamilyState;
 use crate::store::view::FlushCause;
 use crate::test::hold;
@@ -368,8 +370,12 @@ fn a_background_thread_that_panics_refuses_writes_with_its_name() {
     let (dir, db) = new_store();
     let family = db.default_family();
     put(&family, "k", "v");
-    let died = start_thread(db.store(), "collie-flush-7".into(), |_| panic!("for the test")).unwrap();
-    assert!(died.join().is_err());
+    let pool = ThreadPool::start(["collie-flush-7".to_owned()], Duration::ZERO, || ()).unwrap();
+    let panics = StoreJob::new(db.store(), |_| panic!("for the test"));
+    pool.add(&Arc::default(), Box::new(panics));
+    while db.store().failure().is_none() {
+        std::thread::yield_now();
+    }
     let refused = family.put_with("k", "w", &WriteOptions::buffered()).unwrap_err();
     assert!(
         refused.to_string().contains("collie-flush-7 panicked"),

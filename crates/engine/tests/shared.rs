@@ -163,7 +163,7 @@ fn a_store_that_waits_holds_up_no_other_while_there_is_a_thread() {
     let open = |name: &str, journal| Db::open(dir.path().join(name), options(journal, &shared)).unwrap();
     let (waiting, other) = (open("slow", &slow), open("fast", &fast));
     let held = slow.hold();
-    // Full, so that a thread of the crew flushes it.
+    // Full, so that a background thread flushes it.
     fill(&waiting, &slow, 40 << 10);
     slow.await_flush(FIRST);
     for _ in 0..50 {

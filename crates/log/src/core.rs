@@ -11,7 +11,6 @@ use crate::Lsn;
 use crate::append::ring::Ring;
 use crate::append::space::Space;
 use crate::error::{Failure, Fatal, LogError};
-use crate::flush::threads::Signals;
 use crate::flush::waiters::Tasks;
 use crate::flush::writer::{LastFiller, SegmentWriter, Unsynced};
 use crate::format::Salt;
@@ -22,7 +21,9 @@ use crate::lockfree::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::options::LogOptions;
 use crate::recovery::{DirLock, Opened, RecoveryReport};
 use crate::segments::pool::Segments;
+use crate::set::Jobs;
 use crate::stats::{Figures, Totals};
+use crate::threads::JobHandle;
 
 /// A watermark on cache lines of its own; see also [`DurableBoundary`].
 #[derive(Debug)]
@@ -94,7 +95,7 @@ pub(crate) struct Core {
     pub(crate) space: Space,
     pub(crate) flush: Flush,
     pub(crate) tasks: Tasks,
-    pub(crate) threads: Signals,
+    pub(crate) threads: Jobs,
     pub(crate) stats: Figures,
 }
 
@@ -194,7 +195,7 @@ impl Core {
                 yielding: Yielding::new(),
             },
             tasks: Tasks::new(),
-            threads: Signals::new(),
+            threads: Jobs::default(),
             health: Health {
                 opener: Opener::here(),
                 state: AtomicU32::new(RUNNING),
@@ -369,13 +370,7 @@ impl Core {
     fn wake_every_waiter(&self) {
         self.flush.writes.wake_all();
         self.flush.syncs.wake_all();
-        for thread in [
-            &self.threads.flusher,
-            &self.threads.writer,
-            &self.threads.preparer,
-        ] {
-            thread.call();
-        }
+        self.threads.all().into_iter().for_each(JobHandle::call);
         self.wake_tasks();
     }
 

@@ -65,6 +65,8 @@ mod recovery;
 mod segments;
 mod set;
 mod stats;
+#[doc(hidden)]
+pub mod threads;
 
 pub use {
     append::sequence::{Sequence, SequenceWorker},

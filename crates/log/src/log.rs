@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::append::worker::Worker;
 use crate::core::Core;
 use crate::error::{Failure, LogError};
-use crate::flush::duties::Background;
+use crate::flush::background::Background;
 use crate::flush::futures::{Durable, DurableChanges, RoomFor};
 use crate::lockfree::applied::Stuck;
 use crate::lockfree::sync::{Mutex, Ordering, lock};
@@ -568,7 +568,7 @@ impl OpenLog {
         // Each waiter gets its answer before the log stops.
         let _ = core.wait(core.appended(), Level::Disk);
         let first = core.stop();
-        self.background.join();
+        self.background.join(core);
         let Some(mut closer) = lock(&self.closer).take().filter(|_| first) else {
             return core.poisoned().map_or(Ok(()), Err);
         };
@@ -616,7 +616,6 @@ impl Drop for OpenLog {
     fn drop(&mut self) {
         if self.core.check_process().is_err() {
             // The threads to be joined, the files and the lock are the parent's.
-            self.background.forget();
             return;
         }
         if let Err(error) = self.close() {

@@ -1,13 +1,16 @@
 //! Many logs in one process, with the threads of one.
 
+use std::iter::repeat_n;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use collie_io::IoClass;
+
 use crate::error::{At, LogError};
-use crate::flush::threads::{Crew, RETRY, Role};
 use crate::lockfree::sync::{Mutex, lock};
 use crate::recovery::Probe;
+use crate::threads::{JobHandle, ThreadPool};
 
 /// Background threads that many logs share ([`LogOptions::set`](crate::LogOptions::set)): make one
 /// set for each disk. Clones are the same set; its threads end with its last clone and its last log.
@@ -63,7 +66,7 @@ pub struct LogSetOptions {
     /// How many threads flush, thus how many logs may be in a background sync at once. From 1 to
     /// 64. Default 4.
     pub flushers: usize,
-    /// How often the logs are looked through for what is to be flushed or sealed. A log whose
+    /// How often threads wake up for what is to be flushed or sealed. A log whose
     /// [`flush_interval`](crate::LogOptions::flush_interval) is not a multiple of it is looked at
     /// by the next larger one. At least 1 ms. Default 50 ms.
     pub period: Duration,
@@ -78,14 +81,54 @@ impl Default for LogSetOptions {
     }
 }
 
-/// What the clones of a set share: its threads, by what they do, and what was measured of devices.
+/// What the clones of a set share: its threads, and what was measured of devices.
 #[derive(Debug)]
 struct SetState {
-    flushers: Crew,
-    writer: Crew,
-    preparer: Crew,
+    pools: Pools,
     /// What the ways to write took, by device.
     probes: Mutex<Vec<(u64, Probe)>>,
+}
+
+/// The threads of a set, or of one log, by what they do.
+#[derive(Debug)]
+pub(crate) struct Pools {
+    pub(crate) flush: ThreadPool,
+    pub(crate) write: ThreadPool,
+    pub(crate) prepare: ThreadPool,
+}
+
+impl Pools {
+    /// Their timers expire at multiples of `period`.
+    pub(crate) fn start(flushers: usize, writers: usize, period: Duration) -> std::io::Result<Self> {
+        let names = |name: &str, threads| repeat_n(name.to_owned(), threads);
+        Ok(Self {
+            flush: ThreadPool::start(names("collie-flush", flushers), period, || ())?,
+            write: ThreadPool::start(names("collie-write", writers), period, || ())?,
+            prepare: ThreadPool::start(names("collie-prepare", 1), period, || {
+                // A commit that runs out of room waits for it.
+                if let Err(error) = collie_io::set_io_class(IoClass::Foreground) {
+                    tracing::debug!(%error, "no I/O classes here");
+                }
+            })?,
+        })
+    }
+}
+
+/// By which each of a log's jobs is called.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs {
+    /// Flushes what no thread waits for.
+    pub(crate) flusher: Arc<JobHandle>,
+    /// Writes for tasks while the flusher syncs.
+    pub(crate) writer: Arc<JobHandle>,
+    /// Prepares segments, and releases what no holder retains.
+    pub(crate) preparer: Arc<JobHandle>,
+}
+
+impl Jobs {
+    pub(crate) fn all(&self) -> [&Arc<JobHandle>; 3] {
+        [&self.flusher, &self.writer, &self.preparer]
+    }
 }
 
 impl LogSet {
@@ -103,28 +146,20 @@ impl LogSet {
         if period < Duration::from_millis(1) {
             return bad("period", format!("{period:?} is below 1 ms"));
         }
-        let start = |role, threads, period| {
-            Crew::start(role, threads, period).at("start threads for", Path::new("a set of logs"))
-        };
+        let pools = Pools::start(flushers, 1, period);
         Ok(Self(Arc::new(SetState {
-            flushers: start(Role::Flush, flushers, Some(period))?,
-            writer: start(Role::Write, 1, None)?,
-            preparer: start(Role::Prepare, 1, Some(RETRY))?,
+            pools: pools.at("start threads for", Path::new("a set of logs"))?,
             probes: Mutex::new(Vec::new()),
         })))
     }
 
     /// The process that made it, where that is not this one: its threads are there.
     pub(crate) fn elsewhere(&self) -> Option<u32> {
-        self.0.flushers.elsewhere()
+        self.0.pools.flush.elsewhere()
     }
 
-    pub(crate) fn crew(&self, role: Role) -> &Crew {
-        match role {
-            Role::Flush => &self.0.flushers,
-            Role::Write => &self.0.writer,
-            Role::Prepare => &self.0.preparer,
-        }
+    pub(crate) fn pools(&self) -> &Pools {
+        &self.0.pools
     }
 
     /// What a log of this set found on the device before.

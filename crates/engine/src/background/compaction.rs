@@ -17,7 +17,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_io::IoClass;
+use collie_log::threads::Next;
 use parking_lot::MutexGuard;
 
 use crate::background::flush;
@@ -37,15 +37,18 @@ const BUSY: Duration = Duration::from_millis(10);
 /// again after so long.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// What a compaction thread runs.
-pub(crate) fn run(store: &Store) {
-    use_background_io();
-    while let Some(family) = store.queue().next_compaction() {
-        run_task(store, &family);
+/// Compacts one family that is due.
+pub(crate) fn run(store: &Store) -> Next {
+    match store.queue().next_compaction() {
+        Ok(family) => {
+            compact_in_turn(store, &family);
+            Next::Again
+        }
+        Err(pause) => Next::Sleep(pause),
     }
 }
 
-pub(crate) fn run_task(store: &Store, family: &Arc<FamilyState>) {
+fn compact_in_turn(store: &Store, family: &Arc<FamilyState>) {
     family.compactions().dequeue();
     if family.is_dropped() {
         return;
@@ -78,13 +81,6 @@ pub(crate) fn run_task(store: &Store, family: &Arc<FamilyState>) {
             tracing::warn!(family = %family.name(), %error, "a compaction failed, it is tried again");
             store.queue().compact_after(family, pause_after(failures));
         }
-    }
-}
-
-/// Gives this thread's I/O a lower priority than that of commits and reads.
-pub(crate) fn use_background_io() {
-    if let Err(error) = collie_io::set_io_class(IoClass::Background) {
-        tracing::debug!(%error, "background threads keep the default I/O class");
     }
 }
 
@@ -221,15 +217,18 @@ const TOMBSTONES_LEAST: u64 = 1_000;
 /// Bytes that are written again for each tombstone, at most.
 const REWRITTEN: u64 = 1 << 10;
 
-/// What the thread runs.
-pub(crate) fn run_whole_merges(store: &Store) {
-    use_background_io();
-    while let Some(family) = store.queue().next_whole_merge() {
-        run_whole_merge(store, &family);
+/// Merges one family that is due as a whole.
+pub(crate) fn run_whole_merges(store: &Store) -> Next {
+    match store.queue().next_whole_merge() {
+        Ok(family) => {
+            run_whole_merge(store, &family);
+            Next::Again
+        }
+        Err(pause) => Next::Sleep(pause),
     }
 }
 
-pub(crate) fn run_whole_merge(store: &Store, family: &Arc<FamilyState>) {
+fn run_whole_merge(store: &Store, family: &Arc<FamilyState>) {
     family.whole_merges().dequeue();
     if family.is_dropped() {
         return;

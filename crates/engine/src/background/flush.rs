@@ -40,6 +40,7 @@
 
 use std::sync::Arc;
 
+use collie_log::threads::Next;
 use collie_log::{Level, Lsn};
 use lsm_tree::{InternalValue, ValueType};
 use parking_lot::MutexGuard;
@@ -55,23 +56,18 @@ use crate::store::view::{FlushCause, Sealed};
 use crate::tables::{self, Sampled, Writing};
 use crate::write::stall::Stall;
 
-/// What a flush thread runs.
-pub(crate) fn run(store: &Store) {
-    crate::background::compaction::use_background_io();
-    while let Some(task) = store.queue().next_flush() {
-        run_task(store, task);
-    }
-}
-
-pub(crate) fn run_task(store: &Store, task: FlushTask) {
-    match task {
-        FlushTask::Family(family) => {
+/// Does one task of the flush queue.
+pub(crate) fn run(store: &Store) -> Next {
+    match store.queue().next_flush() {
+        Ok(FlushTask::Family(family)) => {
             family.flushes().dequeue();
             flush_in_turn(store, &family);
         }
-        FlushTask::WalSize => crate::background::wal_limit::flush_for_wal_size(store),
-        FlushTask::Room => crate::background::make_room::make_room(store),
+        Ok(FlushTask::WalSize) => crate::background::wal_limit::flush_for_wal_size(store),
+        Ok(FlushTask::Room) => make_room::make_room(store),
+        Err(pause) => return Next::Sleep(pause),
     }
+    Next::Again
 }
 
 /// How many of a family's sealed memtables a flush takes.

@@ -196,9 +196,9 @@ fn start(
         lock: lock.clone(),
     };
     let store = Arc::new(Store::new(start)?);
-    let mut threads = Vec::new();
+    let mut threads = None;
     let filled = if adopt { switch_log_on(&store) } else { Ok(()) }
-        .and_then(|()| start_threads(&store, &mut threads))
+        .and_then(|()| start_threads(&store).map(|own| threads = own))
         .and_then(|()| load_and_replay(&store, trees, adopt, &log_dir));
     match filled {
         Ok(default_family) => Ok(Handle {
@@ -208,7 +208,7 @@ fn start(
         }),
         Err(error) => {
             // The first error is the one to report.
-            drop(store.begin_close().and_then(|()| store.finish_close(threads)));
+            drop(store.begin_close().and_then(|()| store.finish_close()));
             Err(error)
         }
     }

@@ -198,10 +198,12 @@ impl ManifestGuard<'_> {
         self.file.amend(change);
     }
 
-    /// Changes it, and replaces the whole of it on the device, durably.
+    /// Changes it, and replaces the whole of it on the device, durably; in the reserve's room where the
+    /// device is full.
     pub(crate) fn rewrite(&mut self, change: impl FnOnce(&mut Manifest)) -> Result<()> {
         self.file.amend(change);
-        Ok(self.file.write(self.store.device(), &self.store.path)?)
+        let store = self.store;
+        store.relieve(|| Ok(self.file.write(store.device(), &store.path)?))
     }
 
     /// The same manifest for another opening of the store.

@@ -3,7 +3,6 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
 
 use collie_io::Opener;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -220,17 +219,12 @@ impl Store {
         alone
     }
 
-    /// Ends the background threads and closes the log; then releases what would outlive the last
+    /// Ends the background work and closes the log; then releases what would outlive the last
     /// handle: memtables, tables, the directory's lock. What snapshots and iterators still pin
     /// keeps that lock until they are gone.
-    pub(crate) fn finish_close(&self, threads: Vec<JoinHandle<()>>) -> Result<()> {
+    pub(crate) fn finish_close(&self) -> Result<()> {
         self.queue.stop();
         self.queue.wait_for_running();
-        for thread in threads {
-            if thread.join().is_err() {
-                tracing::error!("a background thread panicked");
-            }
-        }
         // The log waits for its workers.
         self.pipeline.appenders.clear();
         drop(self.pipeline.system.lock().take());

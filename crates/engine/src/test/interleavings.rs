@@ -3,10 +3,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+use collie_log::threads::ThreadPool;
 use collie_sim::{Fault, FaultKind, SimDevice};
 
-use crate::background::threads::start_thread;
+use crate::background::flush;
+use crate::background::threads::StoreJob;
 use crate::store::family::FamilyState;
 use crate::store::view::FlushCause;
 use crate::test::hold;
@@ -359,14 +362,49 @@ fn close_waits_for_a_flush_on_another_thread() {
     assert_eq!(text(db.get("k").unwrap().as_ref()), Some("v"));
 }
 
+/// A family whose flush waits keeps one thread, and other families have the rest.
+#[test]
+fn a_store_flushes_as_many_families_at_once_as_it_has_threads() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options {
+        flush_threads: 2,
+        reserve_bytes: Some(0),
+        ..Options::default()
+    };
+    let db = Db::open(dir.path(), options).unwrap();
+    let families = ["a", "b"].map(|name| db.create_family(name, FamilyOptions::default()).unwrap());
+    for family in &families {
+        put(family, "k", "v");
+        let sealed = db.store().rotate(family.state(), FlushCause::Manual, |_| true);
+        sealed.unwrap();
+    }
+    let [first, second] = families.map(|family| Arc::clone(family.state()));
+    let of_first = {
+        let (store, first) = (Arc::clone(db.store()), Arc::clone(&first));
+        hold("tables are written", move || flush::flush_sealed(&store, &first)).at_point()
+    };
+    // It waits for the one that is held.
+    db.store().queue().flush(&first);
+    db.store().queue().flush(&second);
+    while !second.view().sealed.is_empty() {
+        std::thread::yield_now();
+    }
+    assert!(!first.view().sealed.is_empty());
+    of_first.finish().unwrap();
+}
+
 /// Stopped writers would wait for work that a dead thread does not do.
 #[test]
 fn a_background_thread_that_panics_refuses_writes_with_its_name() {
     let (dir, db) = new_store();
     let family = db.default_family();
     put(&family, "k", "v");
-    let died = start_thread(db.store(), "collie-flush-7".into(), |_| panic!("for the test")).unwrap();
-    assert!(died.join().is_err());
+    let pool = ThreadPool::start(["collie-flush-7".to_owned()], Duration::ZERO, || ()).unwrap();
+    let panics = StoreJob::new(db.store(), |_| panic!("for the test"));
+    pool.add(&Arc::default(), Box::new(panics));
+    while db.store().failure().is_none() {
+        std::thread::yield_now();
+    }
     let refused = family.put_with("k", "w", &WriteOptions::buffered()).unwrap_err();
     assert!(
         refused.to_string().contains("collie-flush-7 panicked"),

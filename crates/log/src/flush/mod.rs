@@ -1,6 +1,6 @@
 //! From the ring to the device: waiting, writing and syncing in groups, and what is durable.
 
-pub(crate) mod duties;
+pub(crate) mod background;
 #[expect(
     clippy::module_inception,
     reason = "what the folder is about: a flush, of two stages"
@@ -8,7 +8,6 @@ pub(crate) mod duties;
 mod flush;
 pub(crate) mod futures;
 mod pad;
-pub(crate) mod threads;
 mod wait;
 pub(crate) mod waiters;
 pub(crate) mod writer;

@@ -1,19 +1,20 @@
-//! The background threads: of a store by itself, which has its own, or of many stores that share
-//! them. An open store with its threads, and how it closes.
+//! The background threads of a store, or of many that share them: which tasks they do, and how an
+//! open store closes.
 
 pub(crate) mod pool;
 pub(crate) mod queue;
 pub(crate) mod shared;
 
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 
 use arc_swap::ArcSwap;
+use collie_log::threads::{Cause, Job, JobHandle, Next, ThreadPool};
 use parking_lot::Mutex;
 
 use crate::background::compaction;
 use crate::background::flush::{self, flush_at_close};
-use crate::background::threads::pool::{Member, TaskKind};
+use crate::background::threads::pool::{Member, Threads};
+use crate::background::threads::shared::Shared;
 use crate::store::Store;
 use crate::store::family::FamilyState;
 use crate::store::view::FlushCause;
@@ -22,7 +23,8 @@ use crate::{Error, Result};
 /// What all handles of a store share. The last one closes it.
 pub(crate) struct Handle {
     pub(crate) store: Arc<Store>,
-    pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Of the store's own.
+    pub(crate) threads: Mutex<Option<Threads>>,
     /// Replaced by `Db::adopt` alone.
     pub(crate) default_family: ArcSwap<FamilyState>,
 }
@@ -33,9 +35,9 @@ impl Handle {
         store.begin_close()?;
         let alone = store.wait_for_calls();
         let flushed = flush_at_close(store);
-        let threads = std::mem::take(&mut *self.threads.lock());
-        let closed = store.finish_close(threads);
-        drop(alone);
+        let closed = store.finish_close();
+        let threads = self.threads.lock().take();
+        drop((threads, alone));
         flushed.and(closed)
     }
 }
@@ -43,10 +45,9 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.store.check_process().is_err() {
-            // Threads, files and locks are the parent's, and so are table files that are removed
-            // with their last user. The child must not end or remove any of them.
+            // Files and locks are the parent's, and so are table files that are removed with their
+            // last user. The child must not remove any of them.
             std::mem::forget(Arc::clone(&self.store));
-            std::mem::forget(std::mem::take(&mut *self.threads.lock()));
             return;
         }
         if !self.store.is_closed()
@@ -57,50 +58,68 @@ impl Drop for Handle {
     }
 }
 
-/// Starts the background threads, or joins those that it shares.
-pub(crate) fn start_threads(store: &Arc<Store>, threads: &mut Vec<JoinHandle<()>>) -> Result<()> {
+/// Starts the store's background threads, or has those that it shares work for it.
+pub(crate) fn start_threads(store: &Arc<Store>) -> Result<Option<Threads>> {
     let member: Weak<Store> = Arc::downgrade(store);
-    store.join_budget(member.clone());
-    if let Some(shared) = &store.options().shared {
-        store.queue().join(Arc::clone(shared.pool()), member);
-        return Ok(());
+    store.join_budget(member);
+    let options = store.options();
+    let (own, flushes) = match &options.shared {
+        // A flush may wait for the store's log, and a second one would wait for the same.
+        Some(_) => (None, 1),
+        None => {
+            let own = Threads::start(options.flush_threads, options.compaction_threads)?;
+            (Some(own), options.flush_threads)
+        }
+    };
+    if let Some(threads) = own.as_ref().or(options.shared.as_ref().map(Shared::threads)) {
+        serve(store, threads, flushes);
     }
-    for n in 0..store.options().flush_threads {
-        threads.push(start_thread(store, format!("collie-flush-{n}"), flush::run)?);
-    }
-    for n in 0..store.options().compaction_threads {
-        threads.push(start_thread(store, format!("collie-merge-{n}"), compaction::run)?);
-    }
-    threads.push(start_thread(
-        store,
-        "collie-merge-all".into(),
-        compaction::run_whole_merges,
-    )?);
-    Ok(())
+    Ok(own)
 }
 
-/// Starts a background thread. If it panics, writes are refused from then on.
-pub(crate) fn start_thread(store: &Arc<Store>, name: String, run: fn(&Store)) -> Result<JoinHandle<()>> {
-    let store = Arc::clone(store);
-    std::thread::Builder::new()
-        .name(name.clone())
-        .spawn(move || {
-            // Dropped by a panic too, which no other thread would notice.
-            let _watch = Watch(&store);
-            run(&store);
-        })
-        .map_err(|e| Error::io("start the thread", name, e))
+/// Has the threads do a store's tasks, so many flushes at once.
+fn serve(store: &Arc<Store>, threads: &Threads, flushes: usize) {
+    let handles = |count| -> Vec<Arc<JobHandle>> { (0..count).map(|_| Arc::default()).collect() };
+    let (flushes, whole_merges) = (handles(flushes), handles(1));
+    let compactions = handles(threads.compactions.threads().max(1));
+    store.queue().done_by(&flushes, &compactions, &whole_merges);
+    let start = |handles: Vec<Arc<JobHandle>>, pool: &ThreadPool, run| {
+        for handle in handles {
+            pool.add(&handle, Box::new(StoreJob::new(store, run)));
+        }
+    };
+    start(flushes, &threads.flushes, flush::run);
+    start(compactions, &threads.compactions, compaction::run);
+    start(whole_merges, &threads.whole_merges, compaction::run_whole_merges);
 }
 
-/// Refuses writes when a background thread panics.
-struct Watch<'a>(&'a Store);
+/// Does a store's tasks of one kind, one after the other.
+pub(crate) struct StoreJob {
+    store: Weak<Store>,
+    /// Does one task that is due.
+    run: fn(&Store) -> Next,
+}
 
-impl Drop for Watch<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
+impl StoreJob {
+    pub(crate) fn new(store: &Arc<Store>, run: fn(&Store) -> Next) -> Self {
+        let store = Arc::downgrade(store);
+        Self { store, run }
+    }
+}
+
+impl Job for StoreJob {
+    fn run(&mut self, _cause: Cause) -> Next {
+        self.store
+            .upgrade()
+            .map_or(Next::Stop, |store| (self.run)(&store))
+    }
+
+    /// Stopped writers would wait for work that is not done any more.
+    fn panicked(&self) {
+        if let Some(store) = self.store.upgrade() {
             let thread = std::thread::current();
-            let name = thread.name().unwrap_or("of the background").to_owned();
-            self.0.fail(Error::Background {
+            let name = thread.name().unwrap_or("of the background");
+            store.fail(Error::Background {
                 cause: format!("the thread {name} panicked"),
             });
         }
@@ -108,32 +127,6 @@ impl Drop for Watch<'_> {
 }
 
 impl Member for Store {
-    fn do_one(&self, kind: TaskKind) {
-        match kind {
-            TaskKind::Flush => {
-                if let Some((task, _running)) = self.queue().try_flush() {
-                    flush::run_task(self, task);
-                }
-            }
-            TaskKind::Compaction => {
-                if let Some((family, _running)) = self.queue().try_compaction() {
-                    compaction::run_task(self, &family);
-                }
-            }
-            TaskKind::WholeMerge => {
-                if let Some((family, _running)) = self.queue().try_whole_merge() {
-                    compaction::run_whole_merge(self, &family);
-                }
-            }
-        }
-    }
-
-    fn panicked(&self, thread: &str) {
-        self.fail(Error::Background {
-            cause: format!("the thread {thread} panicked"),
-        });
-    }
-
     fn active_mems(&self) -> Vec<(u64, u32)> {
         // Replay seals by itself.
         if self.is_replaying() {

@@ -3,13 +3,12 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::thread::JoinHandle;
 
-use collie_io::{Device, IoClass, Policy, RealDevice, Scheduler};
+use collie_io::{Device, Policy, RealDevice, Scheduler};
+use collie_log::threads::ThreadPool;
 use lsm_tree::{Cache, DescriptorTable};
-use parking_lot::Mutex;
 
-use crate::background::threads::pool::{TaskKind, ThreadPool};
+use crate::background::threads::pool::Threads;
 use crate::memtable::Chunks;
 use crate::memtable::chunks::{self, Reclaim};
 use crate::write::stall::Budget;
@@ -50,9 +49,8 @@ use crate::{Error, Result};
 pub struct Shared(Arc<SharedState>);
 
 struct SharedState {
+    threads: Threads,
     parts: Resources,
-    pool: Arc<ThreadPool>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// What a [`Shared`] has. All sizes are in bytes.
@@ -149,49 +147,20 @@ impl Shared {
                 });
             }
         }
-        // Where a thread does not start, dropping this ends the others.
-        let shared = Self(Arc::new(SharedState {
+        Ok(Self(Arc::new(SharedState {
+            threads: Threads::start(options.flush_threads, options.compaction_threads)?,
             parts: Resources::new(&options)?,
-            pool: Arc::default(),
-            threads: Mutex::default(),
-        }));
-        let kinds = [
-            (TaskKind::Flush, options.flush_threads, "collie-flushes"),
-            (TaskKind::Compaction, options.compaction_threads, "collie-merges"),
-            (
-                TaskKind::WholeMerge,
-                options.compaction_threads.min(1),
-                "collie-merges-all",
-            ),
-        ];
-        for (kind, threads, name) in kinds {
-            for n in 0..threads {
-                shared.start(kind, format!("{name}-{n}"))?;
-            }
-        }
-        Ok(shared)
-    }
-
-    fn start(&self, kind: TaskKind, name: String) -> Result<()> {
-        let pool = Arc::clone(&self.0.pool);
-        let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {
-            if let Err(error) = collie_io::set_io_class(IoClass::Background) {
-                tracing::debug!(%error, "background threads keep the default I/O class");
-            }
-            pool.work(kind);
-        });
-        let thread = thread.map_err(|e| Error::io("start the thread", name, e))?;
-        self.0.threads.lock().push(thread);
-        Ok(())
+        })))
     }
 
     /// Does one task that is due, on this thread: a flush, or else a compaction. Says whether there
     /// was one. Blocks. For simulations, whose `Shared` has no threads: a write that waits for a flush
     /// then waits for ever, so memtables must be larger than what is written between two calls.
     pub fn work(&self) -> bool {
-        [TaskKind::Flush, TaskKind::Compaction, TaskKind::WholeMerge]
+        let threads = &self.0.threads;
+        [&threads.flushes, &threads.compactions, &threads.whole_merges]
             .into_iter()
-            .any(|kind| self.0.pool.work_once(kind))
+            .any(ThreadPool::work_once)
     }
 
     /// How its flushes and compactions share the device: for
@@ -205,21 +174,8 @@ impl Shared {
         &self.0.parts
     }
 
-    pub(crate) fn pool(&self) -> &Arc<ThreadPool> {
-        &self.0.pool
-    }
-}
-
-impl Drop for SharedState {
-    fn drop(&mut self) {
-        self.pool.end();
-        let here = std::thread::current().id();
-        for thread in self.threads.get_mut().drain(..) {
-            // One of them may have the last reference to the last store. It ends by itself.
-            if thread.thread().id() != here && thread.join().is_err() {
-                tracing::error!("a background thread panicked");
-            }
-        }
+    pub(crate) fn threads(&self) -> &Threads {
+        &self.0.threads
     }
 }
 

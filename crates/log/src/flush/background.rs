@@ -1,6 +1,6 @@
-//! The background threads: one flushes what no thread waits for, one prepares and releases
-//! segments, and where writes go to the page cache one writes while the first one syncs. They are
-//! the log's own, or those of its [set](crate::LogSet).
+//! The background jobs of a log: one flushes what no thread waits for, one prepares and releases
+//! segments, and where writes go to the page cache one writes while the first one syncs. Each has a
+//! thread of the log's own, or the log's [set](crate::LogSet) has threads for them.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -11,50 +11,65 @@ use collie_io::{Nanos, Stat};
 use crate::append::worker::Worker;
 use crate::core::Core;
 use crate::error::{At, Fatal, HousekeepingError, LogError};
-use crate::flush::threads::{Duty, Member, Next, RETRY, Role, Signal};
 use crate::format::KIND_SEAL;
 use crate::lockfree::limit::Room;
-use crate::lockfree::sync::{Builder, JoinHandle, Mutex, current, lock};
-use crate::options::{Level, LogOptions};
+use crate::lockfree::sync::{Mutex, lock};
+use crate::options::Level;
 use crate::segments::archive::Archive;
-use crate::set::LogSet;
+use crate::set::Pools;
+use crate::threads::{Cause, Job, JobHandle, Next};
 
 /// Without its background threads a log would neither flush nor prepare: better to say so at once.
 const PANICKED: &str = "a background thread of the log panicked";
 
-/// Who works for an open log in the background.
+/// How long after a failure what may pass is tried again.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// What works for an open log in the background.
 #[derive(Debug)]
 pub(crate) struct Background {
-    workers: Mutex<Workers>,
+    /// The log's own threads.
+    own: Mutex<Option<Pools>>,
     running: bool,
-}
-
-/// The log's own threads, or its memberships in those of a set.
-#[derive(Debug, Default)]
-struct Workers {
-    threads: Vec<JoinHandle<()>>,
-    members: Vec<Arc<Member>>,
 }
 
 impl Background {
     pub(crate) fn start(core: &Arc<Core>) -> Result<Self, LogError> {
-        let LogOptions { threads, set, .. } = &core.options;
-        let mut workers = Workers::default();
-        if *threads {
-            let started = match set {
-                Some(set) => workers.join(core, set),
-                None => workers.spawn(core),
-            };
-            if let Err(error) = started {
-                core.stop();
-                workers.end();
-                return Err(error);
-            }
+        let background = Self {
+            own: Mutex::new(None),
+            running: core.options.threads,
+        };
+        if background.running
+            && let Err(error) = background.add_jobs(core)
+        {
+            core.stop();
+            background.join(core);
+            return Err(error);
         }
-        Ok(Self {
-            running: *threads,
-            workers: Mutex::new(workers),
-        })
+        Ok(background)
+    }
+
+    /// Has the threads of the log's set run its jobs, or else its own.
+    fn add_jobs(&self, core: &Arc<Core>) -> Result<(), LogError> {
+        let flushing = Flushing::new(core)?;
+        let has_writer = !core.segments.direct();
+        let mut own = lock(&self.own);
+        let pools = match &core.options.set {
+            Some(set) => set.pools(),
+            None => {
+                let started = Pools::start(1, usize::from(has_writer), Duration::ZERO);
+                own.insert(started.at("start a thread for", &core.dir)?)
+            }
+        };
+        let jobs = &core.threads;
+        pools.flush.add(&jobs.flusher, Box::new(flushing));
+        if has_writer {
+            let writing = Writing(Arc::clone(core));
+            pools.write.add(&jobs.writer, Box::new(writing));
+        }
+        let preparing = Preparing::new(core);
+        pools.prepare.add(&jobs.preparer, Box::new(preparing));
+        Ok(())
     }
 
     /// Has released segments dealt with; without threads, here and now.
@@ -66,109 +81,12 @@ impl Background {
         }
     }
 
-    /// In a child of the process that started them: the threads are not there.
-    pub(crate) fn forget(&self) {
-        std::mem::forget(std::mem::take(&mut *lock(&self.workers)));
-    }
-
-    /// Waits until none of them works for the log; it was stopped before. Where one of them closes
-    /// the log, as the last handle went with a task's waker, that one ends when it comes back from
-    /// there.
-    pub(crate) fn join(&self) {
-        let workers = std::mem::take(&mut *lock(&self.workers));
-        workers.end();
-    }
-}
-
-type Duties = Vec<(Role, Box<dyn Duty>)>;
-
-/// The duties of a log.
-fn duties(core: &Arc<Core>) -> Result<Duties, LogError> {
-    let mut duties: Duties = vec![
-        (Role::Flush, Box::new(Flushing::new(core)?)),
-        (Role::Prepare, Box::new(Preparing::new(core))),
-    ];
-    if !core.segments.direct() {
-        duties.push((Role::Write, Box::new(Writing(Arc::clone(core)))));
-    }
-    Ok(duties)
-}
-
-/// By which it is called.
-fn signal(core: &Core, role: Role) -> &Signal {
-    match role {
-        Role::Flush => &core.threads.flusher,
-        Role::Write => &core.threads.writer,
-        Role::Prepare => &core.threads.preparer,
-    }
-}
-
-impl Workers {
-    /// Threads of the log's own.
-    fn spawn(&mut self, core: &Arc<Core>) -> Result<(), LogError> {
-        for (role, duty) in duties(core)? {
-            let own = Arc::clone(core);
-            let thread = Builder::new()
-                .name(role.thread_name().to_owned())
-                .spawn(move || work(&own, role, duty))
-                .at("start a thread for", &core.dir)?;
-            self.threads.push(thread);
-        }
-        Ok(())
-    }
-
-    /// Those of a set.
-    fn join(&mut self, core: &Arc<Core>, set: &LogSet) -> Result<(), LogError> {
-        for (role, duty) in duties(core)? {
-            let member = set.crew(role).join(duty);
-            signal(core, role).answered_by(Arc::clone(&member));
-            self.members.push(member);
-        }
-        Ok(())
-    }
-
-    fn end(self) {
-        let own = current().id();
-        for thread in self.threads {
-            if thread.thread().id() != own && thread.join().is_err() {
-                tracing::error!("{PANICKED}");
-            }
-        }
-        self.members.iter().for_each(Member::leave);
-    }
-}
-
-/// The life of a thread of the log's own.
-fn work(core: &Core, role: Role, duty: Box<dyn Duty>) {
-    let mut duty = AbandonOnPanic(duty);
-    role.begin();
-    let signal = signal(core, role);
-    loop {
-        let turn = signal.begin();
-        match duty.0.turn(turn.called) {
-            Next::Stop => return,
-            Next::Again => {}
-            Next::Sleep(time) => {
-                let before = core.now();
-                signal.wait(turn, time);
-                let is_short = time.is_none_or(|time| u128::from(core.now() - before) < time.as_nanos());
-                // A clock that stands still says nothing of the time: then it is the call that tells.
-                if !(signal.is_called() && is_short) {
-                    duty.0.interval_passed();
-                }
-            }
-        }
-    }
-}
-
-/// Abandons the duty where its thread panics.
-struct AbandonOnPanic(Box<dyn Duty>);
-
-impl Drop for AbandonOnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.abandon();
-        }
+    /// Waits until no thread works for the log; it was stopped before. Where one of them closes the
+    /// log, as the last handle went with a task's waker, that one ends when it comes back from there.
+    pub(crate) fn join(&self, core: &Core) {
+        core.threads.all().into_iter().for_each(JobHandle::cancel);
+        let own = lock(&self.own).take();
+        drop(own);
     }
 }
 
@@ -202,10 +120,9 @@ struct Flushing {
     idle: u32,
     /// Appends call: no interval is waited for.
     rests: bool,
-    /// Intervals since the files were looked at, when that was, and how far the log was.
+    /// Intervals since the files were looked at, and when that was.
     intervals: u32,
     looked: Nanos,
-    looked_at: u64,
 }
 
 /// Device and number of a file or directory.
@@ -215,10 +132,13 @@ fn identity(stat: Stat) -> Identity {
     (stat.dev, stat.ino)
 }
 
-impl Duty for Flushing {
-    fn turn(&mut self, called: bool) -> Next {
+impl Job for Flushing {
+    fn run(&mut self, Cause { called, timer }: Cause) -> Next {
         if self.core.check().is_err() {
             return Next::Stop;
+        }
+        if timer {
+            self.interval_passed();
         }
         if self.rests && (called || self.core.appended() != self.quiet_at) {
             self.end_rest();
@@ -230,7 +150,7 @@ impl Duty for Flushing {
         }
         if let Some((end, level)) = self.awaited() {
             let _ = (0..YIELDS).all(|_| self.core.give_way());
-            // Poison and close are seen at the next turn.
+            // Poison and close are seen by the next run.
             let _ = self.core.wait(end, level);
             self.core.wake_tasks();
             return Next::Again;
@@ -245,30 +165,7 @@ impl Duty for Flushing {
         self.sleep()
     }
 
-    /// In a set the files are looked at only where something was appended since: else there was
-    /// nothing to be acknowledged.
-    fn interval_passed(&mut self) -> bool {
-        self.intervals = self.intervals.saturating_add(1);
-        // Of the many quiet logs of a set no more is read than where they end.
-        let end = self.core.appended();
-        self.ticks = end != self.quiet_at && !self.is_sealed(end);
-        if !self.ticks {
-            self.quiet_at = end;
-        }
-        self.idle = if self.ticks {
-            0
-        } else {
-            self.idle.saturating_add(1)
-        };
-        if self.rests {
-            // A rest of a thread of the log's own is as long as this.
-            self.intervals = LOOK_AT_FILES;
-        }
-        let looks = self.intervals >= LOOK_AT_FILES && end != self.looked_at;
-        self.ticks || looks || self.idle >= IDLE
-    }
-
-    fn abandon(&self) {
+    fn panicked(&self) {
         self.core.poison(&Fatal::unfinished(PANICKED));
     }
 }
@@ -287,9 +184,24 @@ impl Flushing {
             directory: identity(stat),
             intervals: 0,
             looked: core.now(),
-            looked_at: core.appended(),
             core: Arc::clone(core),
         })
+    }
+
+    fn interval_passed(&mut self) {
+        let end = self.core.appended();
+        self.ticks = end != self.quiet_at && !self.is_sealed(end);
+        if self.ticks {
+            self.idle = 0;
+        } else {
+            self.quiet_at = end;
+            self.idle = self.idle.saturating_add(1);
+        }
+        self.intervals = match self.rests {
+            // A rest of a log without a set is as long as this.
+            true => LOOK_AT_FILES,
+            false => self.intervals.saturating_add(1),
+        };
     }
 
     /// Until the next interval has passed; after a while without anything to do until the next append.
@@ -312,7 +224,7 @@ impl Flushing {
         Next::Sleep(is_alone.then(|| interval.saturating_mul(LOOK_AT_FILES)))
     }
 
-    /// It looks at the files with this turn: nothing may be acknowledged long after they went.
+    /// It looks at the files with this run: nothing may be acknowledged long after they went.
     fn end_rest(&mut self) {
         self.core.tasks.watchers.end_rest();
         (self.rests, self.idle, self.intervals) = (false, 0, LOOK_AT_FILES);
@@ -339,7 +251,7 @@ impl Flushing {
     }
 
     fn flush(&self) {
-        // Poison and close are seen at the next turn.
+        // Poison and close are seen by the next run.
         let _ = self.core.wait(self.core.appended(), Level::Disk);
     }
 
@@ -348,7 +260,7 @@ impl Flushing {
     fn drain(&self) {
         let written_only = self.core.options.manual_flush && !self.core.ring_survives();
         if written_only {
-            // Poison and close are seen at the next turn.
+            // Poison and close are seen by the next run.
             let _ = self.core.wait(self.core.appended(), Level::Process);
         } else {
             self.flush();
@@ -381,7 +293,6 @@ impl Flushing {
         let between = nanos(self.core.options.flush_interval).saturating_mul(LOOK_AT_FILES.into());
         if self.intervals >= LOOK_AT_FILES || self.core.now().saturating_sub(self.looked) > between {
             (self.intervals, self.looked) = (0, self.core.now());
-            self.looked_at = self.core.appended();
             self.look_at_ring();
             self.look_at_directory();
         }
@@ -426,8 +337,8 @@ impl Flushing {
 /// wait for room: the background flusher may be in a sync, which they need not wait for.
 struct Writing(Arc<Core>);
 
-impl Duty for Writing {
-    fn turn(&mut self, _called: bool) -> Next {
+impl Job for Writing {
+    fn run(&mut self, _cause: Cause) -> Next {
         let core = &self.0;
         if core.check().is_err() {
             return Next::Stop;
@@ -437,17 +348,13 @@ impl Duty for Writing {
             core.wake_tasks();
             return Next::Sleep(None);
         };
-        // Poison and close are seen at the next turn.
+        // Poison and close are seen by the next run.
         let _ = core.wait(end, Level::Process);
         core.wake_tasks();
         Next::Again
     }
 
-    fn interval_passed(&mut self) -> bool {
-        false
-    }
-
-    fn abandon(&self) {
+    fn panicked(&self) {
         self.0.poison(&Fatal::unfinished(PANICKED));
     }
 }
@@ -463,8 +370,8 @@ struct Preparing {
     warned: Option<String>,
 }
 
-impl Duty for Preparing {
-    fn turn(&mut self, _called: bool) -> Next {
+impl Job for Preparing {
+    fn run(&mut self, _cause: Cause) -> Next {
         let core = &self.core;
         if core.check().is_err() {
             return Next::Stop;
@@ -486,11 +393,7 @@ impl Duty for Preparing {
         }
     }
 
-    fn interval_passed(&mut self) -> bool {
-        true
-    }
-
-    fn abandon(&self) {
+    fn panicked(&self) {
         self.core.poison(&Fatal::unfinished(PANICKED));
     }
 }
@@ -588,7 +491,7 @@ impl Core {
 )]
 mod tests {
     use super::*;
-    use crate::{Log, LogSetOptions, RingMode};
+    use crate::{Log, LogOptions, LogSet, LogSetOptions, RingMode};
 
     /// Milliseconds. Longer than any machine takes; only a hang reaches it.
     const PATIENCE: u32 = 60_000;
@@ -638,9 +541,10 @@ mod tests {
         for turn in 0..3 {
             until("resting", || logs.iter().all(rests));
             until("untimed", || {
-                [Role::Flush, Role::Write, Role::Prepare]
+                let pools = set.pools();
+                [&pools.flush, &pools.write, &pools.prepare]
                     .iter()
-                    .all(|role| set.crew(*role).is_untimed())
+                    .all(|pool| pool.is_untimed())
             });
             for log in &logs {
                 let end = log.worker().unwrap().append(0, 1, &[turn; 100]).unwrap().end;

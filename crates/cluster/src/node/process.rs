@@ -237,6 +237,7 @@ impl Node {
             machine,
             peers: Arc::clone(&self.peers),
             clock: Arc::clone(&self.options.clock),
+            beat: self.peers.beat(),
             times: self.options.times.clone(),
             limits: self.options.limits.clone(),
             changes: self.changes.clone(),

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
+use crate::beat::Beat;
 use crate::ids::{GroupId, ReplicaId};
 use crate::transport::dispatch::Dispatch;
 use crate::transport::error::{End, PeerError};
@@ -130,6 +131,11 @@ impl Peers {
             address,
             network: Box::new(network),
         })
+    }
+
+    /// When the periodic tasks of this node tick. It has begun when the connections did.
+    pub(crate) fn beat(&self) -> Beat {
+        self.shared.beat
     }
 
     /// Adds a peer, or says where it is now. Connections to it are made in the background.

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::beat::Beat;
 use crate::ids::{GroupId, ReplicaId};
-use crate::transport::dispatch::Dispatch;
+use crate::transport::dispatch::{Dispatch, haste};
 use crate::transport::error::{End, PeerError};
 use crate::transport::inbound::accept;
 use crate::transport::link::{Link, watch_pulse};
@@ -176,7 +176,7 @@ impl Peers {
             }
         };
         self.shared
-            .spawn(watch_pulse(Arc::clone(&pulse), times.ping, over));
+            .spawn(watch_pulse(Arc::clone(&pulse), self.beat(), times.ping, over));
         peers.insert(
             node,
             Peer {
@@ -284,7 +284,7 @@ impl Peers {
                     Unawaited::Ended(end) => unreachable(&end),
                     Unawaited::Full => PeerError::Busy { node, limit },
                 })?;
-        if session.outbox.push(bytes, permit).is_err() {
+        if session.outbox.push(bytes, permit, haste(&frame.message)).is_err() {
             // Ended meanwhile, or full.
             drop(link.session()?);
             return Err(PeerError::Busy { node, limit });

@@ -18,7 +18,7 @@ pub(crate) use ca::CaCommand;
 pub(crate) use cluster::{AccessArgs, ClusterCommand, DownArgs, StatusArgs, UpArgs};
 pub(crate) use front::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 pub(crate) use log::LogCommand;
-pub(crate) use node::NodeArgs;
+pub(crate) use node::{LogLayout, NodeArgs};
 pub(crate) use rings::RingsArgs;
 pub(crate) use serve::{ServeArgs, ServingArgs};
 pub(crate) use tls::{AuthClients, TlsArgs};

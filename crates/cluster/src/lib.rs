@@ -48,6 +48,7 @@
     )
 )]
 
+mod beat;
 mod blocking;
 #[cfg(test)]
 mod fixtures;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use collie_io::{Device, RealDevice};
-use collie_log::RingMode;
+use collie_log::{LogSet, RingMode};
 
 use crate::store::reserve::StoreReserve;
 use crate::{DiskReserve, Error, Journal, Result, Shared};
@@ -38,6 +38,8 @@ pub struct Options {
     pub shared: Option<Shared>,
     /// The log's directory; by default `log` inside the store. No two stores can share one.
     pub wal_dir: Option<PathBuf>,
+    /// Other logs whose background threads are also those of this store's log. Default: it has its own.
+    pub log_set: Option<LogSet>,
     /// What `put` and `delete` without options wait for. Default: [`Durability::Disk`].
     pub durability: Durability,
     /// Where the log's ring lives.
@@ -164,6 +166,7 @@ impl Default for Options {
             journal: Journal::Own,
             shared: None,
             wal_dir: None,
+            log_set: None,
             durability: Durability::Disk,
             ring: log.ring,
             ring_bytes: log.ring_bytes,

@@ -10,12 +10,12 @@ use collie_cluster::{
 };
 use collie_db::{Options, Shared, SharedOptions};
 use collie_io::{RealClock, RealDevice};
-use collie_log::{LogOptions, RingMode};
+use collie_log::{LogOptions, LogSet, LogSetOptions, RingMode};
 use collie_server::{Addresses, Server, ServerConfig, Verbosity, ignore_hangup, termination};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::{Address, NodeArgs, ServeArgs, ServingArgs};
+use crate::args::{Address, LogLayout, NodeArgs, ServeArgs, ServingArgs};
 use crate::serve::{Effective, LogFormat, Reload, announce, serve_until, start_diagnostics};
 
 /// The ring of the node's own store, and a segment of its log: it holds little.
@@ -241,13 +241,23 @@ pub(crate) fn is_node(dir: &Path) -> anyhow::Result<bool> {
 
 fn options(args: &NodeArgs) -> anyhow::Result<ClusterOptions> {
     let shared = Shared::new(SharedOptions::default()).context("cannot start the threads of the stores")?;
+    let set = match args.layout {
+        LogLayout::Private => Some(LogSet::new(LogSetOptions::default())),
+        LogLayout::PerDisk | LogLayout::Shared => None,
+    };
+    let set = set.transpose().context("cannot start the threads of the logs")?;
     let mut options = ClusterOptions::new(
         args.dir.clone(),
         args.advertise_peer.unwrap_or(args.peer),
         args.listen,
     );
     options.listen = args.peer;
-    options.own = own_options();
+    // It holds little: it needs no threads beside those that are there.
+    options.own = Options {
+        shared: Some(shared.clone()),
+        log_set: set.clone(),
+        ..own_options()
+    };
     options.store = NodeStoreOptions {
         disks: args.data.clone(),
         layout: args.layout.into(),
@@ -272,6 +282,7 @@ fn options(args: &NodeArgs) -> anyhow::Result<ClusterOptions> {
             cache_bytes: SMALL_CACHE_BYTES,
             ..NodeLogOptions::default()
         },
+        set,
         ..NodeStoreOptions::default()
     };
     options.machine.db = Options {

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use crate::blocking::blocking;
 use crate::ids::ReplicaId;
@@ -35,7 +35,7 @@ const ASKED_FOR: Duration = Duration::from_secs(5);
 /// A node whose time is off leaves it to the others for so long to elect a leader of a group.
 const LEFT_TO_OTHERS: Duration = Duration::from_secs(10);
 /// When this node's time has jumped, each node has answered another ping after so long, or is suspected.
-const MEASURED_ANEW: Duration = Duration::from_secs(1);
+const MEASURED_ANEW: Duration = Duration::from_millis(1500);
 
 /// A jump of which nothing can be known is adopted after so long. A machine that was suspended, or whose
 /// clock an operator has set, is then right. That is long enough for the pings of nodes that were out
@@ -159,6 +159,7 @@ pub(super) fn clocks_off(inner: &ClusterInner, map: &Map) -> BTreeSet<NodeId> {
 /// Follows the clocks, and hands over what this node leads while its time is off.
 pub(super) async fn watch_clocks(inner: Arc<ClusterInner>) {
     let mut states = inner.peers().states();
+    let mut ticks = inner.peers().beat().every(inner.options.look);
     let mut obeying = Obeying::default();
     let mut had_jumped = false;
     let mut adopted: Option<Instant> = None;
@@ -187,7 +188,7 @@ pub(super) async fn watch_clocks(inner: Arc<ClusterInner>) {
             changed = states.changed() => if changed.is_err() {
                 return;
             },
-            () = sleep(inner.options.look) => {}
+            _ = ticks.tick() => {}
         }
     }
 }

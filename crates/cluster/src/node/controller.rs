@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, timeout};
 
 use crate::ids::GroupId;
 use crate::map::{self, Map, PartitionRecord, Placement};
@@ -30,8 +30,7 @@ const STEP: Duration = Duration::from_secs(10);
 
 /// Takes step after step while this node's replica of group 0 leads, until the node ends.
 pub(super) async fn control(inner: Arc<ClusterInner>) {
-    let mut ticks = interval(inner.options.look);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = inner.peers().beat().every(inner.options.look);
     let mut map = inner.map.subscribe();
     let mut spreading = Spreading::default();
     loop {

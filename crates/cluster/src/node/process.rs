@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::MissedTickBehavior;
 
+use crate::beat::Beat;
 use crate::blocking::blocking;
 use crate::ids::{GroupId, ReplicaId};
 use crate::node::error::NodeError;
@@ -110,10 +110,16 @@ impl Node {
         {
             // For all logs, those that are made later included.
             let mut tasks = node.maintenance.lock();
-            tasks.spawn(maintain(Arc::clone(&node.router)));
+            let beat = node.peers.beat();
+            tasks.spawn(maintain(Arc::clone(&node.router), beat));
             let disks = node.options.store.disks.iter().cloned();
             let disks = disks.zip(node.reserves.iter().cloned()).collect();
-            tasks.spawn(watch_room(Arc::clone(&node.router), disks, node.changes.clone()));
+            tasks.spawn(watch_room(
+                Arc::clone(&node.router),
+                disks,
+                node.changes.clone(),
+                beat,
+            ));
         }
         for part in replicas.chunks(OPEN_AT_A_TIME) {
             let part: Vec<_> = part.iter().map(|log| node.open(log.clone(), None)).collect();
@@ -237,6 +243,7 @@ impl Node {
             machine,
             peers: Arc::clone(&self.peers),
             clock: Arc::clone(&self.options.clock),
+            beat: self.peers.beat(),
             times: self.options.times.clone(),
             limits: self.options.limits.clone(),
             changes: self.changes.clone(),
@@ -292,9 +299,8 @@ impl Node {
 }
 
 /// Keeps the logs short.
-async fn maintain(router: Arc<Router>) {
-    let mut ticks = tokio::time::interval(MAINTENANCE);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+async fn maintain(router: Arc<Router>, beat: Beat) {
+    let mut ticks = beat.every(MAINTENANCE);
     // One at a time of each: on a full disk a flush may wait.
     let flushing = Arc::new(Mutex::new(BTreeSet::new()));
     let flush = |id: ReplicaId| {

@@ -18,15 +18,18 @@ use collie_db::{DiskReserve, Options, RoomUser};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, sleep};
 
+use crate::beat::Beat;
 use crate::blocking::blocking;
 use crate::node::router::Router;
 use crate::raft::{Replica, count};
 use crate::raftlog::{NodeLog, disk};
 
-/// From one look at the room of a log to the next.
-const LOOK: Duration = Duration::from_millis(200);
+/// From one look at the room of the logs to the next.
+const LOOK: Duration = Duration::from_millis(500);
+/// While a disk is short of it, or something was refused.
+const LOOK_FOR_ROOM: Duration = Duration::from_millis(200);
 /// Leaders hand over once there was no room for so long: what frees some at once is worth a wait.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// A log that had no room within this time takes over no leadership, lest it goes to and fro.
@@ -51,12 +54,17 @@ pub(super) async fn watch_room(
     router: Arc<Router>,
     disks: Vec<(PathBuf, Option<DiskReserve>)>,
     changes: watch::Sender<u64>,
+    beat: Beat,
 ) {
-    let mut ticks = interval(LOOK);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = beat.every(LOOK);
     let mut seen = BTreeMap::<PathBuf, LogSeen>::new();
+    let mut is_short = false;
     loop {
-        ticks.tick().await;
+        tokio::select! {
+            biased;
+            _ = ticks.tick() => {}
+            () = sleep(LOOK_FOR_ROOM), if is_short => {}
+        }
         let logs = router.store.logs().into_iter();
         let looks = logs.map(|log| {
             let before = seen.remove(log.dir()).unwrap_or_default();
@@ -64,12 +72,15 @@ pub(super) async fn watch_room(
         });
         let looks: FuturesUnordered<_> = looks.collect();
         seen = looks.collect().await;
+        is_short = seen.values().any(|seen| seen.since.is_some());
         for (number, (dir, reserve)) in disks.iter().enumerate() {
             if let Some(reserve) = reserve.clone().filter(DiskReserve::is_missing) {
+                is_short = true;
                 // The stores do it after their own work, and there may be none.
                 blocking(move || reserve.fill()).await;
             }
             if router.store.is_short_of_room(number) {
+                is_short = true;
                 let replicas = router.replicas().into_iter();
                 for replica in replicas.filter(|replica| replica.is_in(dir)) {
                     replica.look_for_room().await;
@@ -82,6 +93,7 @@ pub(super) async fn watch_room(
             })
             .await;
         if router.store.logs().iter().any(NodeLog::has_refused) {
+            is_short = true;
             // What was refused may be taken by now.
             count(&changes);
         }

@@ -29,6 +29,7 @@ mod replica;
 mod running;
 mod snapshots;
 mod tasks;
+mod ticks;
 mod types;
 
 pub(crate) use commands::count;

@@ -8,6 +8,7 @@ use collie_io::Clock;
 use openraft::{Config, SnapshotPolicy};
 use tokio::sync::{Semaphore, watch};
 
+use crate::beat::Beat;
 use crate::raft::followers::FullDisks;
 use crate::raftlog::ReplicaLog;
 use crate::replica_store::MachineOptions;
@@ -103,6 +104,8 @@ pub struct ReplicaOptions {
     pub peers: Arc<Peers>,
     /// The clock that entries are stamped by.
     pub clock: Arc<dyn Clock>,
+    /// Of the node: when its leaders send their heartbeats.
+    pub beat: Beat,
     /// How long anything may take.
     pub times: GroupTimes,
     /// How much there may be.

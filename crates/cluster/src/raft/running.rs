@@ -14,6 +14,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::beat::Beat;
 use crate::blocking::blocking;
 use crate::ids::{ReplicaId, Vote};
 use crate::proposals::{Attempt, Stale};
@@ -29,6 +30,7 @@ use crate::raft::options::{ReplicaOptions, config};
 use crate::raft::snapshots::{self, Receiving};
 use crate::raft::tasks;
 use crate::raft::tasks::purge;
+use crate::raft::ticks::{self, Heard};
 use crate::raft::types::{Groups, ReplicaState, from_leader, from_log_id};
 use crate::raftlog::{Holding, Purpose, Reserved};
 use crate::replica_store::Machine;
@@ -49,6 +51,8 @@ pub(super) struct Running {
     /// No more than the node takes of its peers.
     appends: mpsc::UnboundedSender<(Append, Reply)>,
     receiving: tokio::sync::Mutex<Option<Receiving>>,
+    heard: Arc<Heard>,
+    beat: Beat,
     elections: Arc<Elections>,
     stop: watch::Sender<bool>,
     proposer: Mutex<JoinSet<()>>,
@@ -107,7 +111,17 @@ impl Running {
         ));
         let mut all = JoinSet::new();
         all.spawn(tasks::confirm_reads(raft.clone(), waiting_readers));
-        all.spawn(tasks::append(raft.clone(), log.clone(), waiting_appends));
+        let heard = Arc::<Heard>::default();
+        let followed = Arc::clone(&heard);
+        all.spawn(tasks::append(
+            raft.clone(),
+            log.clone(),
+            followed,
+            waiting_appends,
+        ));
+        let beats = options.beat.every(options.times.heartbeat);
+        let (told, times) = (Arc::clone(&heard), options.times.clone());
+        all.spawn(ticks::tick(raft.clone(), told, beats, times));
         all.spawn(tasks::send_anew(raft.clone(), waiting_anew));
         // What an opening finds in tables is a snapshot as well.
         flushed.notify_one();
@@ -126,6 +140,8 @@ impl Running {
             links,
             appends,
             receiving: tokio::sync::Mutex::default(),
+            heard,
+            beat: options.beat,
             elections: Arc::clone(elections),
             stop,
             proposer: Mutex::new(proposer),
@@ -139,6 +155,7 @@ impl Running {
         // These change with who leads; all others do with each entry.
         let mut metrics = self.raft.server_metrics();
         let mut all = self.raft.data_metrics();
+        let mut beats = self.beat.every(self.links.times.heartbeat);
         let mut led = None;
         loop {
             let lost_at = {
@@ -162,6 +179,8 @@ impl Running {
                 // Until a majority may have answered again, or may be lost.
                 changed = all.changed(), if is_alone => changed,
                 () = look_at(lost_at.filter(|_| !is_alone)) => Ok(()),
+                // By then it has answered, as a rule, and there is one moment to look for all groups.
+                _ = beats.tick(), if lost_at.is_some() => Ok(()),
             };
             if changed.is_err() {
                 let last = self.raft.metrics();
@@ -411,7 +430,9 @@ impl Running {
                 let waited = self.raft.wait(Some(TRANSFER_WAITS));
                 // An error: raft finds that out itself.
                 drop(waited.metrics(has_all, "what the leader has").await);
-                match self.raft.handle_transfer_leader(to_transfer(&transfer)).await {
+                let handled = self.raft.handle_transfer_leader(to_transfer(&transfer)).await;
+                self.heard.forget();
+                match handled {
                     Ok(Ok(())) => Response::Transferred,
                     Ok(Err(error)) => failed(&error),
                     Err(error) => failed(&error),

@@ -11,7 +11,7 @@ use futures_util::stream::{self, FuturesUnordered};
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::{ClientWriteError, Fatal};
 use openraft::impls::ProgressResponder;
-use openraft::raft::ClientWriteResult;
+use openraft::raft::{AppendEntriesResponse, ClientWriteResult};
 use openraft::{LogIdOptionExt, RaftMetrics, ReadPolicy};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, sleep};
@@ -25,6 +25,7 @@ use crate::raft::followers::{Anew, Followers};
 use crate::raft::machine::Raft;
 use crate::raft::messages::{from_appended, to_append};
 use crate::raft::network::ReplicaLinks;
+use crate::raft::ticks::Heard;
 use crate::raft::types::{Groups, from_leader, to_leader};
 use crate::raftlog::{Purpose, ReplicaLog, Reserved, StoreError};
 use crate::replica_store::{ApplyOutcome, Machine};
@@ -146,6 +147,7 @@ pub(super) async fn confirm_reads(raft: Raft, mut readers: mpsc::UnboundedReceiv
 pub(super) async fn append(
     raft: Raft,
     log: ReplicaLog,
+    heard: Arc<Heard>,
     mut appends: mpsc::UnboundedReceiver<(Append, Reply)>,
 ) {
     let appends = stream::poll_fn(move |context| appends.poll_recv(context));
@@ -163,17 +165,21 @@ pub(super) async fn append(
         }
     });
     let answered = admitted.map(|(append, reply, room)| {
-        let raft = raft.clone();
+        let (raft, heard) = (raft.clone(), Arc::clone(&heard));
         async move {
             let room = match room {
                 Ok(room) => room,
                 Err(full) if full.is_no_room() => return reply.send(Response::Refusal(Refusal::NoRoom)),
                 Err(error) => return reply.send(Response::Refusal(Refusal::failed(error.to_string()))),
             };
+            let (leader, began) = (append.vote.leader, Instant::now());
             let answer = match to_append(append) {
                 Ok(rpc) => raft.append_entries(rpc).await.map_err(|error| error.to_string()),
                 Err(error) => Err(error.to_string()),
             };
+            if !matches!(answer, Err(_) | Ok(AppendEntriesResponse::HigherVote(_))) {
+                heard.followed(leader, began);
+            }
             // It is taken.
             drop(room);
             reply.send(match answer {

@@ -40,6 +40,8 @@ pub struct NodeStoreOptions {
     /// How logs of one replica are opened: small ones that keep little in memory. Those of a disk share
     /// its limit, and the threads of a [`LogSet`], unless the options name one.
     pub private: NodeLogOptions,
+    /// That of the first disk. Default: one is made.
+    pub set: Option<LogSet>,
     /// How many logs are opened at a time. Default 8.
     pub open_at_a_time: usize,
 }
@@ -51,6 +53,7 @@ impl Default for NodeStoreOptions {
             layout: Layout::default(),
             shared: NodeLogOptions::default(),
             private: NodeLogOptions::default(),
+            set: None,
             open_at_a_time: 8,
         }
     }
@@ -66,7 +69,7 @@ pub struct NodeStore {
     options: NodeStoreOptions,
     opened: Opened,
     logs: Mutex<BTreeMap<LogPlace, NodeLog>>,
-    /// The threads of the private logs of each disk, once there is one.
+    /// The threads of the small logs of each disk, once there is one.
     sets: Mutex<BTreeMap<usize, LogSet>>,
     /// The disks whose logs take no room. Changed with `logs` locked, so that it holds for all of them.
     withheld: Mutex<BTreeSet<usize>>,
@@ -118,7 +121,7 @@ impl NodeStore {
         let this = Self {
             opened,
             logs: Mutex::new(BTreeMap::new()),
-            sets: Mutex::default(),
+            sets: Mutex::new(options.set.iter().map(|set| (0, set.clone())).collect()),
             withheld: Mutex::default(),
             pressed: Arc::default(),
             options,
@@ -256,7 +259,9 @@ impl NodeStore {
             None => self.options.shared.clone(),
         };
         let limit = options.limit_in(&dir);
-        if place.replica.is_some() && options.log.threads && options.log.set.is_none() {
+        // Where replicas have logs of their own, the shared one has little to do.
+        let is_small = place.replica.is_some() || self.options.layout == Layout::Private;
+        if is_small && options.log.threads && options.log.set.is_none() {
             options.log.set = Some(self.set(place.disk)?);
         }
         NodeLog::open_with(dir, options, limit, Arc::clone(&self.pressed))

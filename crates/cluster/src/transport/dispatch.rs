@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::ids::{GroupId, ReplicaId};
-use crate::transport::outbox::{LaneLimits, Outbox};
+use crate::transport::outbox::{Haste, LaneLimits, Outbox};
 use crate::transport::wire::{Frame, Kind, Message, NodeId, Refusal, Request, Response, encode};
 
 /// Takes the requests of other nodes.
@@ -39,6 +39,7 @@ pub struct Incoming {
 pub struct Reply {
     outbox: Arc<Outbox>,
     asked: Kind,
+    haste: Haste,
     group: GroupId,
     from: ReplicaId,
     to: ReplicaId,
@@ -98,13 +99,14 @@ impl Reply {
                 request,
                 Response::Refusal(Refusal::Busy),
             )) {
-                outbox.push_answer(bytes);
+                outbox.push_answer(bytes, Haste::Now);
             }
             return None;
         };
         Some(Self {
             outbox: Arc::clone(outbox),
             asked,
+            haste: haste(&frame.message),
             group,
             from,
             to,
@@ -135,7 +137,7 @@ impl Reply {
                 Err(_) => return,
             },
         };
-        self.outbox.push_answer(bytes);
+        self.outbox.push_answer(bytes, self.haste);
     }
 }
 
@@ -144,6 +146,14 @@ impl Drop for Reply {
         if self.open {
             self.answer(Response::Refusal(Refusal::failed("the node gave no answer")));
         }
+    }
+}
+
+/// How soon a request, or its answer, is written. No entry waits for an append without entries.
+pub(super) fn haste(message: &Message) -> Haste {
+    match message {
+        Message::Request(Request::Append(append)) if append.entries.is_empty() => Haste::Together,
+        _ => Haste::Now,
     }
 }
 

@@ -10,13 +10,14 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split};
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use crate::beat::Beat;
 use crate::transport::error::{End, PeerError};
 use crate::transport::greeting::{check_answer, greeting, hello};
 use crate::transport::liveness::{Pulse, Skew};
 use crate::transport::network::Network;
-use crate::transport::outbox::{Budget, Outbox, Pending, write_frames};
+use crate::transport::outbox::{Budget, Haste, Outbox, Pending, write_frames};
 use crate::transport::reader::FrameReader;
 use crate::transport::shared::PeersInner;
 use crate::transport::wire::{Frame, Hello, Lane, Leads, Message, NodeId, Ping, encode};
@@ -229,7 +230,7 @@ impl Link {
 
     /// Asks the peer again and again whether it is there.
     async fn ping(&self, session: &Session, shared: &PeersInner) -> End {
-        let mut ticks = ticks(shared.options.times.ping_of(self.lane));
+        let mut ticks = shared.beat.every(shared.options.times.ping_of(self.lane));
         loop {
             ticks.tick().await;
             let request = shared.next_request();
@@ -256,7 +257,7 @@ impl Link {
         loop {
             let told = Message::Leads(leads.borrow_and_update().clone());
             let is_queued = match encode(&Frame::of_connection(0, told)) {
-                Ok(bytes) => session.outbox.push(bytes, None).is_ok(),
+                Ok(bytes) => session.outbox.push(bytes, None, Haste::Now).is_ok(),
                 Err(error) => return error.into(),
             };
             if is_queued && leads.changed().await.is_err() {
@@ -284,24 +285,34 @@ impl Session {
     }
 }
 
-/// Looks at a peer's silence in the intervals of its pings.
-pub(super) async fn watch_pulse(pulse: Arc<Pulse>, every: Duration, over: impl Future<Output = ()>) {
-    let mut ticks = ticks(every);
+/// Looks at a peer's silence in the intervals of its pings, and when it has been silent for too long.
+pub(super) async fn watch_pulse(
+    pulse: Arc<Pulse>,
+    beat: Beat,
+    every: Duration,
+    over: impl Future<Output = ()>,
+) {
+    let mut ticks = beat.every(every);
     let mut over = pin!(over);
     loop {
+        // A peer that answers its pings is never that silent before the next of them.
+        let late = pulse.suspected_at().filter(|at| *at < Instant::now() + every);
         tokio::select! {
             biased;
             () = &mut over => return,
-            _ = ticks.tick() => pulse.look(),
+            () = sleep_until_some(late) => {}
+            _ = ticks.tick() => {}
         }
+        pulse.look();
     }
 }
 
-/// Ticks that are not made up for: a task that could not run sends one ping, not ten.
-fn ticks(every: Duration) -> tokio::time::Interval {
-    let mut ticks = interval(every);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks
+/// Until then, or for ever.
+async fn sleep_until_some(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => pending().await,
+    }
 }
 
 /// Doubles from attempt to attempt. Each pause is drawn between half and all of the length, so that

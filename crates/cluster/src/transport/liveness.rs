@@ -24,7 +24,7 @@ pub type NodeStates = BTreeMap<NodeId, NodeState>;
 /// node has made, all of them answers: a node that can be heard but does not hear is not alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Liveness {
-    /// It has answered within the last second.
+    /// It has answered lately.
     Alive,
     /// It is connected, and has been silent for too long.
     Suspect {
@@ -176,6 +176,12 @@ impl Pulse {
             beats.state.skew = Some(skew);
             self.publish(beats);
         }
+    }
+
+    /// When it will have been silent for too long, unless it has been.
+    pub(super) fn suspected_at(&self) -> Option<Instant> {
+        let beats = self.now.lock();
+        (beats.state.liveness == Liveness::Alive).then_some(beats.heard + self.suspect)
     }
 
     /// Time has passed.

@@ -74,7 +74,8 @@ pub struct Times {
     pub ping: Duration,
     /// From one ping of a bulk connection to the next.
     pub bulk_ping: Duration,
-    /// Without a frame on the raft connection for so long, a node is suspected.
+    /// Without a frame on the raft connection for so long, a node is suspected: when a ping had no answer for
+    /// 0.9 s, and before the followers of a leader there may vote for another, as a rule.
     pub suspect: Duration,
     /// A raft connection without a byte for so long is closed, and made anew.
     pub silence: Duration,
@@ -145,9 +146,9 @@ impl Default for Limits {
 impl Default for Times {
     fn default() -> Self {
         Self {
-            ping: Duration::from_millis(100),
-            bulk_ping: Duration::from_secs(1),
-            suspect: Duration::from_secs(1),
+            ping: Duration::from_millis(500),
+            bulk_ping: Duration::from_secs(5),
+            suspect: Duration::from_millis(1400),
             silence: Duration::from_secs(3),
             bulk_silence: Duration::from_secs(30),
             greeting: Duration::from_secs(2),

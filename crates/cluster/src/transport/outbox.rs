@@ -12,6 +12,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::{Mutex as FairMutex, Notify, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use crate::ids::{GroupId, ReplicaId};
@@ -39,6 +40,8 @@ struct Queue {
     urgent: VecDeque<Vec<u8>>,
     frames: VecDeque<Queued>,
     bytes: usize,
+    /// Whether a frame is to be written at once.
+    hurries: bool,
     /// No frame is taken any more; what is there is still written.
     finished: bool,
 }
@@ -49,6 +52,16 @@ struct Queued {
     /// The room that the frame takes. Kept until it is written, also if nothing waits for an
     /// answer any more.
     permit: Option<Arc<Permit>>,
+}
+
+/// When a frame is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Haste {
+    /// At once.
+    Now,
+    /// With what the tasks send that are ready to run: heartbeats of many groups, and their answers, come
+    /// at one moment, and are one write.
+    Together,
 }
 
 /// What one write takes.
@@ -84,7 +97,12 @@ impl Outbox {
     }
 
     /// Queues a frame behind the others.
-    pub(super) fn push(&self, bytes: Vec<u8>, permit: Option<Arc<Permit>>) -> Result<(), Unqueued> {
+    pub(super) fn push(
+        &self,
+        bytes: Vec<u8>,
+        permit: Option<Arc<Permit>>,
+        haste: Haste,
+    ) -> Result<(), Unqueued> {
         let mut queue = self.queue.lock();
         // A frame alone always has room, as one may be as large as the limit.
         if queue.finished || (queue.bytes > 0 && queue.bytes + bytes.len() > self.bytes_max) {
@@ -92,6 +110,7 @@ impl Outbox {
         }
         queue.bytes += bytes.len();
         queue.frames.push_back(Queued { bytes, permit });
+        queue.hurries |= haste == Haste::Now;
         drop(queue);
         self.ready.notify_one();
         Ok(())
@@ -128,8 +147,8 @@ impl Outbox {
     }
 
     /// Queues an answer. The connection of a peer that does not take its answers ends.
-    pub(super) fn push_answer(&self, bytes: Vec<u8>) {
-        if self.push(bytes, None).is_err() {
+    pub(super) fn push_answer(&self, bytes: Vec<u8>, haste: Haste) {
+        if self.push(bytes, None, haste).is_err() {
             let queued = self.queue.lock().bytes;
             self.kick(End::Unread { bytes: queued });
         }
@@ -153,24 +172,37 @@ impl Outbox {
 
     /// Waits for frames and gathers those of the next write; `false` if there will be none.
     async fn gather(&self, batch: &mut WriteBatch, most: usize) -> bool {
+        let mut others_ran = false;
         loop {
             let ready = self.ready.notified();
-            {
+            let waits_for_others = {
                 let mut queue = self.queue.lock();
-                queue.gather(batch, most);
-                if batch.frames > 0 {
-                    return true;
+                let waits = !(others_ran || queue.hurries || queue.is_empty());
+                if !waits {
+                    queue.gather(batch, most);
+                    if batch.frames > 0 {
+                        return true;
+                    }
+                    if queue.finished {
+                        return false;
+                    }
                 }
-                if queue.finished {
-                    return false;
-                }
+                waits
+            };
+            match waits_for_others {
+                true => yield_now().await,
+                false => ready.await,
             }
-            ready.await;
+            others_ran = waits_for_others;
         }
     }
 }
 
 impl Queue {
+    fn is_empty(&self) -> bool {
+        self.urgent.is_empty() && self.frames.is_empty()
+    }
+
     fn gather(&mut self, batch: &mut WriteBatch, most: usize) {
         while let Some(bytes) = self.urgent.pop_front() {
             batch.put(bytes, None);
@@ -182,6 +214,7 @@ impl Queue {
             self.bytes -= bytes.len();
             batch.put(bytes, permit);
         }
+        self.hurries &= !self.frames.is_empty();
     }
 }
 

@@ -10,8 +10,9 @@ use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
+use crate::beat::Beat;
 use crate::ids::{GroupId, ReplicaId};
-use crate::transport::dispatch::Dispatch;
+use crate::transport::dispatch::{Dispatch, haste};
 use crate::transport::error::{End, PeerError};
 use crate::transport::inbound::accept;
 use crate::transport::link::{Link, watch_pulse};
@@ -132,6 +133,11 @@ impl Peers {
         })
     }
 
+    /// When the periodic tasks of this node tick. It has begun when the connections did.
+    pub(crate) fn beat(&self) -> Beat {
+        self.shared.beat
+    }
+
     /// Adds a peer, or says where it is now. Connections to it are made in the background.
     ///
     /// # Errors
@@ -170,7 +176,7 @@ impl Peers {
             }
         };
         self.shared
-            .spawn(watch_pulse(Arc::clone(&pulse), times.ping, over));
+            .spawn(watch_pulse(Arc::clone(&pulse), self.beat(), times.ping, over));
         peers.insert(
             node,
             Peer {
@@ -278,7 +284,7 @@ impl Peers {
                     Unawaited::Ended(end) => unreachable(&end),
                     Unawaited::Full => PeerError::Busy { node, limit },
                 })?;
-        if session.outbox.push(bytes, permit).is_err() {
+        if session.outbox.push(bytes, permit, haste(&frame.message)).is_err() {
             // Ended meanwhile, or full.
             drop(link.session()?);
             return Err(PeerError::Busy { node, limit });

@@ -13,6 +13,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
+use crate::beat::Beat;
 use crate::transport::dispatch::Dispatch;
 use crate::transport::error::{End, GreetingError};
 use crate::transport::liveness::{Leaders, NodeStates};
@@ -23,6 +24,7 @@ use crate::transport::wire::{Hello, Lane, NodeId};
 pub(super) struct PeersInner {
     pub(super) options: PeersOptions,
     pub(super) lane: LaneLimits,
+    pub(super) beat: Beat,
     pub(super) dispatch: Arc<dyn Dispatch>,
     pub(super) states: watch::Sender<NodeStates>,
     /// See [`Peers::machine_clocks`](super::Peers::machine_clocks).
@@ -43,6 +45,7 @@ impl PeersInner {
     pub(super) fn new(options: PeersOptions, dispatch: Arc<dyn Dispatch>) -> Arc<Self> {
         Arc::new(Self {
             lane: LaneLimits::of(&options.limits),
+            beat: Beat::begin(),
             slots: Slots::new(options.limits.connections),
             strangers: Arc::new(Semaphore::new(options.limits.strangers)),
             refusals: Refusals::default(),

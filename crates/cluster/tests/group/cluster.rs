@@ -211,6 +211,7 @@ pub(crate) fn peers_options(node: u64, listen: SocketAddr) -> PeersOptions {
     let mut options = PeersOptions::new(identity, listen, Arc::new(RealClock), node);
     options.times = Times {
         // A node that died and its successor have one number.
+        ping: Duration::from_millis(100),
         suspect: Duration::from_millis(500),
         backoff_max: Duration::from_millis(100),
         ..Times::default()

@@ -127,6 +127,7 @@ impl Place {
         let seed = mix(self.world.seed ^ (self.id << 32) ^ boot);
         let mut peers = PeersOptions::new(identity, ([0, 0, 0, 0], PORT).into(), clock, seed);
         peers.times = Times {
+            ping: Duration::from_millis(100),
             suspect: Duration::from_millis(600),
             backoff_max: Duration::from_millis(200),
             ..Times::default()

@@ -55,15 +55,11 @@ async fn a_silent_node_is_suspected_until_its_next_frame() {
             pings.push(answer_ping(&mut wire, 1_000_000).await);
         }
         let gap = pings[9] - pings[8];
-        assert_eq!(gap, Duration::from_millis(100), "from ping to ping");
+        assert_eq!(gap, Duration::from_millis(500), "from ping to ping");
         assert!(states.borrow_and_update()[&2].is_alive(), "round {round}");
         let silent = pings[9];
         let suspect = until(&mut states, 2, is_suspect).await;
-        let after = silent.elapsed();
-        assert!(
-            after >= Duration::from_secs(1) && after <= Duration::from_millis(1100),
-            "suspected after {after:?}"
-        );
+        assert_eq!(silent.elapsed(), Duration::from_millis(1400), "round {round}");
         assert_eq!(suspect.liveness, Liveness::Suspect { since: silent });
         // Its connection stands, and one frame ends the suspicion.
         let answered = answer_ping(&mut wire, 1_000_000).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use collie_cluster::testing::transport::{Network, PeerError, Peers, PlainTcp};
-use collie_cluster::testing::wire::{Appended, Refusal, Request, Response, SnapshotEnd};
+use collie_cluster::testing::wire::{Append, Appended, Refusal, Request, Response, SnapshotEnd};
 
 use super::support::{
     Yes, alive, append, ask_vote, call, connected, handed, index_of, options, until, vote, yes,
@@ -143,6 +143,42 @@ async fn one_write_takes_what_many_groups_have_queued() {
         frames >= 500 && writes * 10 < frames,
         "{frames} frames in {writes} writes"
     );
+}
+
+/// Each task that sends wakes the writer, which this runtime's thread would run next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn heartbeats_of_many_groups_and_their_answers_are_few_writes() {
+    let two = node(2).await;
+    let one = Arc::new(node(1).await);
+    one.set_peer(2, two.address()).unwrap();
+    connected(&one, 2).await;
+    let before = [one.stats(), two.stats()];
+    let from = Arc::clone(&one);
+    let heartbeats = (0..500).map(move |group| {
+        let one = Arc::clone(&from);
+        let heartbeat = Append {
+            vote: vote(),
+            previous: None,
+            committed: None,
+            entries: Vec::new(),
+        };
+        async move { one.call(call(2, group, Request::Append(heartbeat))).await }
+    });
+    // From within the runtime, so that all are there before the first one runs.
+    let all = tokio::spawn(async move { heartbeats.map(tokio::spawn).collect::<Vec<_>>() });
+    for answer in all.await.unwrap() {
+        assert_eq!(
+            answer.await.unwrap().unwrap(),
+            Response::Appended(Appended::Success)
+        );
+    }
+    for (before, after) in before.into_iter().zip([one.stats(), two.stats()]) {
+        let (frames, writes) = (after.frames - before.frames, after.writes - before.writes);
+        assert!(
+            frames >= 500 && writes * 10 < frames,
+            "{frames} frames in {writes} writes"
+        );
+    }
 }
 
 #[tokio::test]

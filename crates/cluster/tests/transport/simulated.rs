@@ -189,7 +189,7 @@ impl Town<'_> {
 }
 
 #[test]
-fn both_sides_see_a_cut_within_a_good_second() {
+fn both_sides_see_a_cut_within_one_and_a_half_seconds() {
     for seed in 0..3 {
         let mut town = Town::new(3, seed);
         town.all_alive(3);
@@ -199,7 +199,7 @@ fn both_sides_see_a_cut_within_a_good_second() {
             !world.seen[&(1, 2)].alive && !world.seen[&(2, 1)].alive
         });
         assert!(
-            seen >= Duration::from_millis(900) && seen <= Duration::from_millis(1200),
+            seen >= Duration::from_millis(900) && seen <= Duration::from_millis(1500),
             "seed {seed}: {seen:?}"
         );
         town.go_on(Duration::from_secs(10));
@@ -227,7 +227,7 @@ fn a_one_way_cut_is_seen_by_both_sides() {
         let seen = town.until("both sides suspect the other", |world| {
             !world.seen[&(1, 2)].alive && !world.seen[&(2, 1)].alive
         });
-        assert!(seen <= Duration::from_millis(1200), "{seen:?}");
+        assert!(seen <= Duration::from_millis(1500), "{seen:?}");
         town.sim.repair_oneway(from, to);
         town.all_alive(2);
         town.all_answer(2);

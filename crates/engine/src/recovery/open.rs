@@ -330,6 +330,7 @@ fn open_sequencer(
             },
             recovery_mode: options.wal_recovery_mode,
             scheduler: Some(Arc::clone(scheduler)),
+            set: options.log_set.clone(),
             compression: match options.wal_compression {
                 Compression::None => collie_log::Compression::None,
                 Compression::Lz4 => collie_log::Compression::Lz4,

@@ -455,7 +455,7 @@ async fn accept(
     loop {
         tokio::select! {
             () = &mut ended => break,
-            _ = late_check.tick() => close_late(shared),
+            _ = late_check.tick(), if shared.clients.len() > 0 => close_late(shared),
             accepted = accept_on(plain.as_ref()) => admit(accepted, false, shared, workers).await,
             accepted = accept_on(tls.as_ref()) => admit(accepted, true, shared, workers).await,
         }

@@ -1,7 +1,7 @@
 //! Active expiry in partitions: a thread that removes expired keys which are not accessed.
 //!
 //! Ten times a second it reads the expiry index of the slots in which a key may be due, and of a part of
-//! the others. An entry is only a hint: the key is read again in an evaluation, which removes it with its
+//! the others; less often while it knows of no key that will be due soon. An entry is only a hint: the key is read again in an evaluation, which removes it with its
 //! entry. An entry whose key is gone, or has another expiry, is dropped.
 
 use std::sync::Arc;
@@ -22,6 +22,9 @@ use crate::session::Shared;
 /// Slots that each sweep looks into without a hint that a key is due: all in about half a
 /// minute.
 const LOOKED_AT: u16 = 64;
+/// So many intervals pass between two sweeps while no key will be due soon: one that is set meanwhile for a
+/// shorter time is removed so much later. All slots are multiples of what is looked into then.
+const RESTED: u16 = 8;
 /// Index entries that one evaluation works on.
 const BATCH: usize = 100;
 /// Index entries that one sweep works on; the next one follows soon if there are more.
@@ -34,12 +37,32 @@ const ROW_WAIT: Duration = Duration::from_millis(10);
 /// Sweeps until stopped.
 pub(crate) fn run(shared: &Shared, partitions: &Partitions, stop: &Stop) {
     let mut sweeper = Sweeper::default();
+    let mut intervals = 1;
     let mut pause = INTERVAL;
     while !stop.wait(pause) {
-        let more = !shared.client_pause.is_on() && sweeper.sweep(shared, partitions);
-        pause = if more { MORE } else { INTERVAL };
+        let next = match shared.client_pause.is_on() {
+            true => NextSweep::Soon,
+            false => sweeper.sweep(shared, partitions, intervals),
+        };
+        intervals = if next == NextSweep::Later { RESTED } else { 1 };
+        pause = match next {
+            NextSweep::Now => MORE,
+            NextSweep::Soon | NextSweep::Later => INTERVAL * u32::from(intervals),
+        };
     }
 }
+
+/// When there is something to do again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NextSweep {
+    /// More keys are due already.
+    Now,
+    Soon,
+    /// No key is due soon, as far as this node knows.
+    Later,
+}
+
+const _: () = assert!(SLOTS.is_multiple_of(LOOKED_AT * RESTED));
 
 #[derive(Default)]
 struct Sweeper {
@@ -50,30 +73,42 @@ struct Sweeper {
 }
 
 impl Sweeper {
-    /// One sweep; `true` if more keys are due already.
-    fn sweep(&mut self, shared: &Shared, partitions: &Partitions) -> bool {
+    /// One sweep, so many intervals behind the one before.
+    fn sweep(&mut self, shared: &Shared, partitions: &Partitions, intervals: u16) -> NextSweep {
         let now_ms = shared.now_ms();
+        let soon_ms = now_ms.saturating_add(INTERVAL.as_millis() as u64 * u64::from(RESTED));
+        let mut next = NextSweep::Later;
         let led = led_partitions(&*partitions.cluster);
-        let part = self.next..=self.next.saturating_add(LOOKED_AT - 1);
-        self.next = part.end().saturating_add(1) % SLOTS;
+        // Where the next part is not whole, it ends with the slots.
+        let part = self.next..=self.next.saturating_add(LOOKED_AT * intervals - 1);
+        self.next = part.end().saturating_add(1);
+        if self.next >= SLOTS {
+            self.next = 0;
+        }
         let mut left = SWEPT_MAX;
         for partition in &led {
             // Another node may have written keys for which there are no hints here.
             let is_new = !self.groups.contains(&partition.group());
             for slot in partition.slots() {
-                if !(is_new || part.contains(&slot) || partitions.due.is_due(slot, now_ms)) {
-                    continue;
-                }
-                if let Err(error) = sweep_slot(shared, partitions, partition, slot, now_ms, &mut left) {
+                let looks = is_new || part.contains(&slot) || partitions.due.is_due(slot, now_ms);
+                if looks
+                    && let Err(error) = sweep_slot(shared, partitions, partition, slot, now_ms, &mut left)
+                {
                     // Commands that read the keys find that they have expired, and the next sweep
                     // tries again.
                     tracing::debug!(slot, %error, "expired keys stay for now");
                     partitions.due.added(slot, now_ms);
                 }
+                if partitions.due.is_due(slot, soon_ms) {
+                    next = NextSweep::Soon;
+                }
             }
         }
         self.groups = led.iter().map(|partition| partition.group()).collect();
-        left == 0
+        match left {
+            0 => NextSweep::Now,
+            _ => next,
+        }
     }
 }
 

@@ -198,10 +198,14 @@ impl ManifestGuard<'_> {
         self.file.amend(change);
     }
 
-    /// Changes it, and replaces the whole of it on the device, durably.
+    /// Changes it, and replaces the whole of it on the device, durably. An opening cannot go on without
+    /// that: where the device is full, it has the reserve's room.
     pub(crate) fn rewrite(&mut self, change: impl FnOnce(&mut Manifest)) -> Result<()> {
         self.file.amend(change);
-        Ok(self.file.write(self.store.device(), &self.store.path)?)
+        let store = self.store;
+        let write = || self.file.write(store.device(), &store.path);
+        let reserve = &store.room.reserve;
+        Ok(reserve.relieve(Some(store.sequencer()), write)?)
     }
 
     /// The same manifest for another opening of the store.

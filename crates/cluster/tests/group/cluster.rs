@@ -286,6 +286,15 @@ impl Place {
         self.clock.ms.store(ms, Ordering::SeqCst);
     }
 
+    /// Its log prepares room for so many bytes.
+    pub(crate) fn prepare(&self, bytes: usize) {
+        let prepared = self.with(|node, runtime| {
+            let log = node.logs()[0].log().clone();
+            runtime.block_on(async { tokio::time::timeout(CAP, log.room(bytes)).await })
+        });
+        prepared.unwrap().unwrap().unwrap();
+    }
+
     pub(crate) fn state(&self) -> Option<ReplicaState> {
         self.replica().and_then(|replica| replica.state().ok())
     }

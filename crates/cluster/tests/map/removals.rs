@@ -9,31 +9,50 @@ use collie_cluster::testing::proposals::Answer;
 
 use super::sites::{Site, cluster, settled, sites, until};
 
-/// Changes the rows of the map, as no rule does: without a record of node `without`, and with another
-/// epoch.
-fn rewrite(leader: &Site, without: Option<u64>) {
+/// Changes rows of the map, as no rule does.
+fn rewrite(leader: &Site, changed: BTreeMap<Vec<u8>, Option<Vec<u8>>>) {
     let row = |key: Vec<u8>| Row { slot: 0, key };
+    let effects: BTreeMap<_, _> = changed
+        .into_iter()
+        .map(|(key, value)| (row(key), value))
+        .collect();
     leader.with(|node, runtime| {
-        let map = node.map().borrow().clone().unwrap();
         let replica = node.node().replica(node.identity().replica).unwrap();
-        let mut cluster = map.cluster.clone();
-        cluster.epoch += 1;
-        let changes = Changes {
-            cluster,
-            nodes: Vec::new(),
-            partitions: Vec::new(),
-        };
-        let mut effects: BTreeMap<_, _> = Map::rows(&changes)
-            .unwrap()
-            .into_iter()
-            .map(|(key, value)| (row(key), Some(value)))
-            .collect();
-        if let Some(number) = without {
-            effects.insert(row([b"node/", &number.to_be_bytes()[..]].concat()), None);
-        }
         let answer = runtime.block_on(replica.execute(move |_| Ok((effects.clone(), ()))));
         assert_eq!(answer.unwrap(), Answer::Reply(()));
     });
+}
+
+fn record(number: u64) -> Vec<u8> {
+    [b"node/", &number.to_be_bytes()[..]].concat()
+}
+
+/// Removes the record of a node. The epoch stays, so that nodes which have read the map do not notice.
+fn remove_record(leader: &Site, number: u64) {
+    rewrite(leader, BTreeMap::from([(record(number), None)]));
+}
+
+/// Gives the map another epoch: nodes read it anew.
+fn next_epoch(leader: &Site) {
+    let mut cluster = leader.map().unwrap().cluster.clone();
+    cluster.epoch += 1;
+    let changes = Changes {
+        cluster,
+        nodes: Vec::new(),
+        partitions: Vec::new(),
+    };
+    let rows = Map::rows(&changes).unwrap().into_iter();
+    rewrite(leader, rows.map(|(key, value)| (key, Some(value))).collect());
+}
+
+/// Whether the map has a record of a node, as a node has applied it.
+fn has_record(site: &Site, number: u64) -> bool {
+    let (slot, key) = (0, record(number));
+    site.with(|node, _| {
+        let replica = node.node().replica(node.identity().replica).unwrap();
+        let rows = replica.applied_rows().unwrap();
+        rows.get(&Row { slot, key }).unwrap().is_some()
+    })
 }
 
 fn problem(site: &Site, part: &str) -> String {
@@ -52,9 +71,21 @@ fn the_number_of_a_removed_node_is_not_used_again() {
     all[0].start(super::sites::bootstrap(1, 1));
     all[1].start(Begin::Join(vec![all[0].peer]));
     settled(&all[..2], 2, 1);
-    rewrite(&all[0], Some(2));
+    // Node 1 drops its connection to node 2 when it reads of the removal: by then node 2 is to know of it.
+    assert!(has_record(&all[1], 2));
+    remove_record(&all[0], 2);
+    until(&all[..2], "the removal on node 2", || {
+        (!has_record(&all[1], 2)).then_some(())
+    });
+    all[1].with(|node, runtime| {
+        let replica = node.node().replica(node.identity().replica).unwrap();
+        runtime.block_on(replica.flush()).unwrap();
+    });
+    all[1].kill();
+    all[1].start(Begin::Start);
     let said = problem(&all[1], "node 2 was removed from the cluster");
     assert!(said.contains("an empty directory"), "{said}");
+    next_epoch(&all[0]);
     until(&all[..1], "no peer any more", || {
         let states = all[0].with(|node, _| node.node().peers().states());
         (!states.borrow().contains_key(&2)).then_some(())
@@ -74,7 +105,7 @@ fn a_replica_that_was_removed_here_is_not_made_again() {
     let map = settled(&all, 1, 2);
     let gone = map.partitions[&1].members[0].replica;
     all[0].with(|node, runtime| runtime.block_on(node.node().remove(gone)).unwrap());
-    rewrite(&all[0], None);
+    next_epoch(&all[0]);
     let said = problem(&all[0], "was removed from this node for good");
     assert!(said.contains(&format!("replica {gone}")), "{said}");
     // Not after a restart either; and the others run.

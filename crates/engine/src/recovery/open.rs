@@ -444,7 +444,10 @@ fn load_and_replay(
     catalog::retire_leftovers(store)?;
     let default_family = match store.family(DEFAULT_FAMILY) {
         Some(family) => family,
-        None => catalog::create(store, DEFAULT_FAMILY, store.options().default_family.clone())?,
+        None => {
+            let options = &store.options().default_family;
+            store.relieve(|| catalog::create(store, DEFAULT_FAMILY, options.clone()))?
+        }
     };
     for family in store.families() {
         store.queue().compact(&family);

@@ -198,12 +198,14 @@ impl ManifestGuard<'_> {
         self.file.amend(change);
     }
 
-    /// Changes it, and replaces the whole of it on the device, durably; in the reserve's room where the
-    /// device is full.
+    /// Changes it, and replaces the whole of it on the device, durably. An opening cannot go on without
+    /// that: where the device is full, it has the reserve's room.
     pub(crate) fn rewrite(&mut self, change: impl FnOnce(&mut Manifest)) -> Result<()> {
         self.file.amend(change);
         let store = self.store;
-        store.relieve(|| Ok(self.file.write(store.device(), &store.path)?))
+        let write = || self.file.write(store.device(), &store.path);
+        let reserve = &store.room.reserve;
+        Ok(reserve.relieve(Some(store.sequencer()), write)?)
     }
 
     /// The same manifest for another opening of the store.

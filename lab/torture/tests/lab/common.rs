@@ -5,7 +5,8 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-pub(crate) use crate::outputs::{json_lines, rings_of, stderr};
+pub(crate) use crate::outputs::{json_lines, stderr};
+pub(crate) use crate::shared::rings_of;
 
 /// The program under test, to which a test adds arguments.
 pub(crate) fn lab() -> Command {

@@ -13,6 +13,8 @@ mod bench_front;
 mod common;
 #[path = "../../../../crates/cli/tests/outputs/mod.rs"]
 mod outputs;
+#[path = "../../../../crates/cli/tests/shared/mod.rs"]
+mod shared;
 mod torture;
 mod torture_cluster;
 mod tour;

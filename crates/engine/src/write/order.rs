@@ -83,10 +83,11 @@ impl Sequencer {
     /// Waits until everything below `end` is in its memtables; fails where something there never
     /// will be.
     pub(crate) fn wait_visible(&self, end: Lsn) -> Result<()> {
-        Ok(match self {
-            Self::Log(log) => log.wait_applied(end)?,
-            Self::Unlogged { sequence, .. } => sequence.wait_applied(end)?,
-        })
+        let reached = match self {
+            Self::Log(log) => log.wait_applied(end),
+            Self::Unlogged { sequence, .. } => sequence.wait_applied(end),
+        };
+        Ok(reached?)
     }
 
     /// The external journal's order.

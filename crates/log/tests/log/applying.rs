@@ -1,5 +1,11 @@
 //! What is appended and applied: the applied boundary of a log, and of a sequence without one.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test's helpers end the test"
+)]
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};

@@ -120,8 +120,7 @@ struct Flushing {
     idle: u32,
     /// Appends call: no interval is waited for.
     rests: bool,
-    /// Intervals since the files were looked at, and when that was.
-    intervals: u32,
+    /// When the files were looked at.
     looked: Nanos,
 }
 
@@ -182,7 +181,6 @@ impl Flushing {
             idle: 0,
             rests: false,
             directory: identity(stat),
-            intervals: 0,
             looked: core.now(),
             core: Arc::clone(core),
         })
@@ -197,11 +195,6 @@ impl Flushing {
             self.quiet_at = end;
             self.idle = self.idle.saturating_add(1);
         }
-        self.intervals = match self.rests {
-            // A rest of a log without a set is as long as this.
-            true => LOOK_AT_FILES,
-            false => self.intervals.saturating_add(1),
-        };
     }
 
     /// Until the next interval has passed; after a while without anything to do until the next append.
@@ -224,10 +217,9 @@ impl Flushing {
         Next::Sleep(is_alone.then(|| interval.saturating_mul(LOOK_AT_FILES)))
     }
 
-    /// It looks at the files with this run: nothing may be acknowledged long after they went.
     fn end_rest(&mut self) {
         self.core.tasks.watchers.end_rest();
-        (self.rests, self.idle, self.intervals) = (false, 0, LOOK_AT_FILES);
+        (self.rests, self.idle) = (false, 0);
     }
 
     /// How far, and how safe, the log must get for all that wait for it to be served.
@@ -288,11 +280,13 @@ impl Flushing {
         self.seen = self.core.appended();
     }
 
-    /// Once a second; by the clock where there is so much to do that no interval ever passes.
+    /// Once a second, and with the first run behind a longer rest: nothing may be acknowledged long after
+    /// they went.
     fn look_at_files(&mut self) {
         let between = nanos(self.core.options.flush_interval).saturating_mul(LOOK_AT_FILES.into());
-        if self.intervals >= LOOK_AT_FILES || self.core.now().saturating_sub(self.looked) > between {
-            (self.intervals, self.looked) = (0, self.core.now());
+        let now = self.core.now();
+        if now.saturating_sub(self.looked) >= between {
+            self.looked = now;
             self.look_at_ring();
             self.look_at_directory();
         }

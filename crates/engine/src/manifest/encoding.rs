@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::manifest::{Edit, FamilyRecord, LogState, Manifest, Marks};
+use crate::manifest::{Edit, FamilyRecord, LogState, Manifest, Marks, NamedOption};
 use crate::{Compression, FamilyOptions};
 
 /// The format that is written.
@@ -16,16 +16,6 @@ pub(crate) const VERSION: u32 = 5;
 pub(crate) const OLDEST: u32 = 2;
 /// The first in which options have names.
 const NAMED: u32 = 5;
-
-/// An option of a family as version 5 has it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct NamedOption {
-    pub(crate) name: String,
-    /// A program that does not know it must not use the store.
-    pub(crate) needed: bool,
-    /// A number: 8 bytes, little-endian. A choice: its name.
-    pub(crate) value: Vec<u8>,
-}
 
 /// Why a payload is none.
 #[derive(Debug, PartialEq, Eq)]

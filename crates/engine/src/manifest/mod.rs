@@ -17,9 +17,9 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use collie_log::Lsn;
+use serde::{Deserialize, Serialize};
 
 use crate::FamilyOptions;
-use crate::manifest::encoding::NamedOption;
 use crate::tables::Unrecorded;
 
 /// Whether the store runs with a log.
@@ -31,6 +31,16 @@ pub(crate) enum LogState {
     On,
     /// They are in a log that the store's owner keeps.
     External,
+}
+
+/// An option of a family as version 5 has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NamedOption {
+    pub(crate) name: String,
+    /// A program that does not know it must not use the store.
+    pub(crate) needed: bool,
+    /// A number: 8 bytes, little-endian. A choice: its name.
+    pub(crate) value: Vec<u8>,
 }
 
 /// A family as the manifest knows it.

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use collie_log::Room;
 use smallvec::SmallVec;
 
 use crate::memtable::{At, Write};
 use crate::store::family::FamilyState;
 use crate::write::appenders::Record;
 use crate::write::encoding::{self, Op, Ops, check_key};
-use crate::write::order::LogRoom;
 use crate::{Error, Family, Result};
 
 /// With more families than this they are found by a map.
@@ -185,11 +185,11 @@ impl Batch {
     }
 
     /// Which room of the log it may use.
-    pub(crate) fn room(&self) -> LogRoom {
+    pub(crate) fn room(&self) -> Room {
         if self.is_relief() {
-            LogRoom::Relief
+            Room::Relief
         } else {
-            LogRoom::Commit
+            Room::Commit
         }
     }
 
@@ -295,11 +295,11 @@ impl<'a> Commit<'a> {
 
     /// Which room of the log it may use. A write that only removes data may use what is kept back
     /// for relief.
-    pub(crate) fn room(self) -> LogRoom {
+    pub(crate) fn room(self) -> Room {
         match self {
             Self::One(_, op) => match op.write {
-                Write::Put(_) => LogRoom::Commit,
-                Write::Delete => LogRoom::Relief,
+                Write::Put(_) => Room::Commit,
+                Write::Delete => Room::Relief,
             },
             Self::Batch(batch) => batch.room(),
         }

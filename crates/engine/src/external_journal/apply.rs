@@ -1,11 +1,10 @@
 //! Commits from an external journal.
 
-use collie_log::Lsn;
+use collie_log::{Lsn, Room};
 
 use crate::store::Store;
 use crate::write::appenders::Record;
 use crate::write::encoding::KIND_COMMIT;
-use crate::write::order::LogRoom;
 use crate::{Batch, Db, Error, Result, ThrottleMode};
 
 impl Db {
@@ -81,11 +80,9 @@ impl Db {
         external.check()?;
         let mut full = false;
         let placed = Record::Placed { seq, bytes };
-        let at = store
-            .applier()?
-            .commit(KIND_COMMIT, placed, LogRoom::Commit, |at| {
-                full = batch.apply(at, false);
-            })?;
+        let at = store.applier()?.commit(KIND_COMMIT, placed, Room::Commit, |at| {
+            full = batch.apply(at, false);
+        })?;
         store.wait_visible(at.end)?;
         drop(turn);
         if batch.has_deletes() {

@@ -5,13 +5,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use collie_io::Opener;
+use collie_log::Room;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::manifest::file::ManifestError;
 use crate::store::Store;
 use crate::store::family::FamilyState;
 use crate::tables::Unwritten;
-use crate::write::order::LogRoom;
 use crate::{Error, Result};
 
 /// What an open store may come to, until it is opened again. A failure includes those before it, and
@@ -108,18 +108,18 @@ impl Store {
 
     /// Admits a write: fails where writes are refused, and where it brings data while the reserve
     /// is missing.
-    pub(crate) fn admit(&self, room: LogRoom) -> Result<()> {
+    pub(crate) fn admit(&self, room: Room) -> Result<()> {
         if let Some(refusal) = self.refusal() {
             return Err(refusal);
         }
         self.sequencer().check_own("a write")?;
         match room {
-            LogRoom::Commit => self
+            Room::Commit => self
                 .room
                 .reserve
                 .admit(self.sequencer())
                 .inspect_err(|_| self.request_room()),
-            LogRoom::Relief | LogRoom::Mark => Ok(()),
+            Room::Relief | Room::Mark => Ok(()),
         }
     }
 

@@ -212,7 +212,7 @@ fn a_panic_in_mid_commit_refuses_writes_and_hides_the_half() {
         store.appender(true).unwrap().unwrap().commit(
             crate::write::encoding::KIND_COMMIT,
             crate::write::appenders::Record::Empty,
-            crate::write::order::LogRoom::Commit,
+            collie_log::Room::Commit,
             |_| panic!("a memtable that fails, for the test"),
         )
     });

@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use collie_log::{FRAME_HEADER, Level, Lsn};
+use collie_log::{FRAME_HEADER, Level, Lsn, Room};
 
 use crate::memtable::{At, Mem, UNPLACED};
 use crate::options::invalid;
@@ -18,7 +18,6 @@ use crate::store::family::{FamilyState, ViewLink};
 use crate::store::wal::RetainedParts;
 use crate::write::appenders::Record;
 use crate::write::encoding::{KIND_LAST, KIND_PART, KIND_UNLOGGED, Last, PART_HEAD, Part};
-use crate::write::order::LogRoom;
 use crate::write::pipeline::HeldAppender;
 use crate::{Batch, Error, Result};
 
@@ -31,7 +30,7 @@ pub(crate) struct Prepared<'a> {
     store: &'a Store,
     /// In the order of the families' ids.
     mems: Vec<(Arc<FamilyState>, Mem)>,
-    room: LogRoom,
+    room: Room,
     /// `None` where the commit is kept out of the log.
     logged: Option<Logged<'a>>,
 }

@@ -22,7 +22,7 @@ pub(crate) mod throttle;
 
 use std::sync::Arc;
 
-use collie_log::{Lsn, RingMode};
+use collie_log::{Lsn, RingMode, Room};
 
 use crate::background::flush;
 use crate::batch::Commit;
@@ -31,7 +31,6 @@ use crate::store::family::FamilyState;
 use crate::write::appenders::Record;
 use crate::write::encoding::{KIND_COMMIT, KIND_UNLOGGED};
 use crate::write::large::Prepared;
-use crate::write::order::LogRoom;
 use crate::{Batch, Db, Durability, Error, Result, ThrottleMode, WriteOptions};
 
 impl Db {
@@ -147,8 +146,8 @@ impl Db {
             Ok(Some(at))
         };
         let placed = match room {
-            LogRoom::Relief => self.store().relieve_commit(append),
-            LogRoom::Commit | LogRoom::Mark => append(),
+            Room::Relief => self.store().relieve_commit(append),
+            Room::Commit | Room::Mark => append(),
         };
         let Some(at) = placed? else { return Ok(None) };
         if full {

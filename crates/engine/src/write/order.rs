@@ -12,7 +12,6 @@ use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-pub(crate) use collie_log::Room as LogRoom;
 use collie_log::{Failure, Level, Log, LogStats, Lsn, RecoveryReport, Sequence, SequenceWorker, Worker};
 use parking_lot::{Mutex, MutexGuard};
 

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 
 use collie_io::{Clock, RealClock};
-use collie_log::{AppendError, Level, Lsn, Span};
+use collie_log::{AppendError, Level, Lsn, Room, Span};
 use parking_lot::MutexGuard;
 
 use crate::memtable::At;
@@ -13,7 +13,7 @@ use crate::store::family::FamilyState;
 use crate::store::view::{FlushCause, View};
 use crate::write::appenders::{Appender, Record};
 use crate::write::encoding::{self, KIND_MARK, KIND_PART};
-use crate::write::order::{LogRoom, STREAM, SequencerWorker};
+use crate::write::order::{STREAM, SequencerWorker};
 use crate::{Error, Result};
 
 /// A staging buffer that grew beyond this for one commit is freed.
@@ -67,7 +67,7 @@ impl Store {
 
     /// Reserves a position in the order for something that is no commit.
     pub(crate) fn mark(&self) -> Result<At> {
-        self.mark_in(LogRoom::Relief)
+        self.mark_in(Room::Relief)
     }
 
     /// As [`Store::mark`], and waits until recovery would find its frame. Returns its start.
@@ -77,7 +77,7 @@ impl Store {
         Ok(mark.start)
     }
 
-    fn mark_in(&self, room: LogRoom) -> Result<At> {
+    fn mark_in(&self, room: Room) -> Result<At> {
         let system = HeldAppender {
             store: self,
             held: self.pipeline.system.lock(),
@@ -129,7 +129,7 @@ impl Store {
         only_if: impl FnOnce(&View) -> bool,
     ) -> Result<Option<At>> {
         let mem = |from| self.new_mem(from, family);
-        family.rotate(cause, only_if, || self.mark_in(LogRoom::Mark), mem)
+        family.rotate(cause, only_if, || self.mark_in(Room::Mark), mem)
     }
 }
 
@@ -151,7 +151,7 @@ impl HeldAppender<'_> {
         mut self,
         kind: u8,
         record: Record<'_>,
-        room: LogRoom,
+        room: Room,
         apply: impl FnOnce(At),
     ) -> Result<At> {
         let Appender {
@@ -211,7 +211,7 @@ impl Store {
     fn note_committed(
         &self,
         kind: u8,
-        room: LogRoom,
+        room: Room,
         committed: std::result::Result<(Span, ()), AppendError>,
     ) -> Result<At> {
         let committed = match committed {
@@ -227,7 +227,7 @@ impl Store {
             // A mark takes nothing, and those who place it make room themselves.
             _ if kind == KIND_MARK => {}
             Err(Error::StorageFull { .. }) => self.request_room(),
-            Ok(_) if room == LogRoom::Relief => self.note_removal(),
+            Ok(_) if room == Room::Relief => self.note_removal(),
             Ok(_) => self.note_taken(),
             Err(_) => {}
         }

@@ -201,7 +201,7 @@ pub trait File: fmt::Debug + Send + Sync {
         let _ = (offset, len);
     }
     /// Lets go of what is in the cache of `len` bytes from `offset` on and need not be written out:
-    /// nobody is to read it here soon. A hint, which may do nothing.
+    /// it is not to be read here soon. A hint, which may do nothing.
     fn wont_need(&self, offset: u64, len: u64) {
         let _ = (offset, len);
     }

@@ -188,8 +188,8 @@ pub struct LogOptions {
     /// [set](LogOptions::set) less), so that the log can be opened, also
     /// after an opening that was interrupted. 0: none is kept.
     pub reserve_bytes: Option<u64>,
-    /// Told of each write and each sync of what was appended, so that other I/O on the device can
-    /// make room for it. Default: none is.
+    /// Where each write and each sync of what was appended is announced, so that other I/O on the device
+    /// can make room for it. Default: nowhere.
     pub scheduler: Option<Arc<Scheduler>>,
     /// Whether background threads flush, seal and prepare segments. Without them everything happens
     /// on callers' threads, and only when they wait or flush: for simulations.

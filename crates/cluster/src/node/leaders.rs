@@ -73,7 +73,7 @@ async fn take_over_one(inner: &ClusterInner, group: &Group) -> Result<(), crate:
 /// Hands over what this node leads, the map's group too, each to a member that has nearly all entries,
 /// and takes over nothing any more. Says whether anything went over.
 pub(super) async fn retire(inner: &ClusterInner) -> bool {
-    // Relaxed: what has not seen it yet is told again below.
+    // Relaxed: what has not seen it yet is asked again below.
     inner.retires.store(true, Ordering::Relaxed);
     let began = Instant::now();
     let mut first = None;
@@ -224,7 +224,7 @@ fn led_by(inner: &ClusterInner, node: NodeId) -> Vec<(Arc<Replica>, usize)> {
 /// From one look at what this node leads to the next: many groups change their leaders together.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Tells what this node leads, and wakes what waits for a leader elsewhere, until the node ends.
+/// Sends other nodes what this one leads, and wakes what waits for a leader elsewhere, until the node ends.
 pub(super) async fn tell_leaders(inner: Arc<ClusterInner>) {
     let mut changes = inner.node.changes();
     let mut heard = inner.peers().leaders();

@@ -1,5 +1,5 @@
 //! The members of a group: how they are changed, what a replica has applied, and when that changes. Leadership is
-//! handed over where there is no room, and an operator is told what is wrong with a replica.
+//! handed over where there is no room, and what is wrong with a replica is reported.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

@@ -166,8 +166,8 @@ impl ReplicaLink {
         }
     }
 
-    /// A replica that is not there does not come by asking again soon, nor does room on its disk; another one's answer in its
-    /// place would be believed to be its.
+    /// A replica that is not there does not come by asking again soon, nor does room on its disk; another
+    /// one's answer in its place would be believed to be its.
     fn refused(&self, refusal: &Refusal) -> Failed {
         let text = format!("replica {} on node {}: {refusal}", self.target, self.node);
         match refusal {

@@ -400,8 +400,8 @@ impl NodeStore {
     }
 
     /// Adds a replica without entries and without a vote, which has its home on this disk, counted
-    /// from 0. It is durable when this returns. One call at a time for an id. In layout [`Private`](Layout::Private) this opens a
-    /// log, and blocks on that.
+    /// from 0. It is durable when this returns. One call at a time for an id. In layout
+    /// [`Private`](Layout::Private) this opens a log, and blocks on that.
     ///
     /// # Errors
     /// As [`NodeLog::create`]; [`StoreError::Options`] where there is no such disk.

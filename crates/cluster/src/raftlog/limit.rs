@@ -277,7 +277,7 @@ impl NodeLog {
 
 impl ReplicaLog {
     /// The last entry that the log keeps only for those that are known to lack it, and the last that it
-    /// keeps for nobody.
+    /// keeps for none of them.
     pub(crate) fn dispensable(&self) -> (Option<u64>, Option<u64>) {
         let cuts = self.shared().cuts();
         self.entries_below(cuts)

@@ -308,6 +308,16 @@ impl Place {
 }
 
 impl Cluster {
+    /// Waits until each of these lacks an entry that the leader has.
+    pub(crate) fn until_lacking(&self, places: &[&Place], leader: &Place) {
+        self.until("an entry that a follower lacks", || {
+            // One that had no room for a vote is started again, and has no state meanwhile.
+            let mut states = places.iter().map(|place| place.state().zip(leader.state()));
+            let lack = states.all(|both| both.is_some_and(|(its, led)| its.last < led.last));
+            lack.then_some(())
+        });
+    }
+
     pub(crate) fn new(limits: GroupLimits) -> Self {
         Self::with(limits, None, Simulated::Nothing)
     }

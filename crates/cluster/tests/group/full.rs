@@ -582,24 +582,15 @@ fn an_entry_that_waits_keeps_no_room_from_removals() {
             replica.execute(put).await
         })
     };
-    // A replica that had no room for a vote is being started again, and has no state meanwhile.
-    let lacks = |place: &Place| {
-        let both = place.state().zip(leader.state());
-        both.is_some_and(|(state, led)| state.last < led.last)
-    };
     others[0].prepare(FOR_MANY);
     others[0].fill();
     let committed = cluster.runtime.block_on(large(2_000)).unwrap();
     assert!(matches!(committed, Ok(Answer::Reply(()))), "{committed:?}");
-    cluster.until("an entry that one follower lacks", || {
-        lacks(others[0]).then_some(())
-    });
+    cluster.until_lacking(&others[..1], leader);
     others[1].prepare(FOR_MANY);
     others[1].fill();
     let _waits = large(2_001);
-    cluster.until("an entry that no follower takes", || {
-        others.iter().all(|place| lacks(place)).then_some(())
-    });
+    cluster.until_lacking(&others, leader);
     // For removals, and not beside the room of an entry that is in the log already.
     leader.prepare(FOR_SOME);
     leader.fill();

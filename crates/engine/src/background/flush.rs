@@ -18,7 +18,7 @@
 //!
 //! # Families with nothing in memory hold no log
 //!
-//! All families share the log, and one that nobody writes would hold all of it. So when a flush is
+//! All families share the log, and one without writes would hold all of it. So when a flush is
 //! recorded and such families alone hold the oldest part, the same change of the manifest calls them
 //! flushed. It does not grow for less than a segment of log, however many families there are.
 //!

@@ -254,7 +254,7 @@ impl Gaps {
         change();
     }
 
-    /// Drops all of them: keys were put at which nobody has looked one by one. To be called when a
+    /// Drops all of them: keys were put which were not compared with them one by one. To be called when a
     /// search finds them, and before they are visible.
     pub(crate) fn clear(&self) {
         let mut edit = self.edit.lock();

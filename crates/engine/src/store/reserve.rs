@@ -8,7 +8,7 @@
 //! admitted that remove data.
 //!
 //! A commit that removes data takes it where what the log keeps for such commits is used up. No
-//! other commit does, nor does the log ahead of need (it is told to take nothing), nor a compaction
+//! other commit does, nor does the log ahead of need (its room is withheld), nor a compaction
 //! (it ends early): they would take what the flush needs that lets the log go.
 //!
 //! Stores whose journals are external may have one reserve in common: [`DiskReserve`].
@@ -48,9 +48,9 @@ pub trait RoomUser: Send + Sync {
 }
 
 /// Room on a device that is kept back for all stores on it whose journals are external
-/// ([`Options::disk_reserve`](crate::Options::disk_reserve)): each by itself would have to keep as much. It is given up for flushes
-/// that remove data, for merges that make room, and for openings and changes of manifests, of any of
-/// the stores. While it is missing, the logs on the device take no room.
+/// ([`Options::disk_reserve`](crate::Options::disk_reserve)): each by itself would have to keep as
+/// much. It is given up for flushes that remove data, for merges that make room, and for openings and
+/// changes of manifests, of any of the stores. While it is missing, the logs on the device take no room.
 ///
 /// Clones are handles to the same.
 #[derive(Clone)]

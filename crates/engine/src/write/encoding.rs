@@ -7,7 +7,7 @@
 //! # Large commits
 //!
 //! Its frames are its parts, and the last one, with which they count. A part names the commit by
-//! the LSN of its first part, so that two commits whose parts alternate in the log are told apart,
+//! the LSN of its first part, so that two commits whose parts alternate in the log are kept apart,
 //! and has a piece of the operations, cut anywhere. The last frame says how many parts and bytes
 //! there must be, and which families they write. docs/design/formats/engine.md draws both.
 

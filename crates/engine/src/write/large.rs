@@ -1,7 +1,7 @@
 //! A commit that is larger than a frame of the log can be.
 //!
 //! Its operations go to the log in parts, which count only with the last frame, and at the same time
-//! into memtables that nobody sees, one for each family. The last frame's LSN is the commit's
+//! into memtables that no view has yet, one for each family. The last frame's LSN is the commit's
 //! position: when it has that, the memtables are linked into the families' views. So other writers
 //! wait for the link alone, whatever the commit's size, and recovery finds all of it or nothing.
 //!

@@ -58,7 +58,7 @@ impl Reservations {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Raises it to `to`, unless it is there already: all below is reserved, by nobody in particular.
+    /// Raises it to `to`, unless it is there already: all below counts as reserved.
     /// Release pairs with the Acquire in [`Reservations::cutoff`].
     pub(crate) fn advance_to(&self, to: Lsn) {
         self.0.fetch_max(to, Ordering::Release);

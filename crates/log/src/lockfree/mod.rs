@@ -1,6 +1,6 @@
 //! The lock-free core: the completion boundary, the applied boundary, the limit of admission, group
-//! commit, and the word that threads sleep on. `tests/loom.rs` builds this folder alone, with the models that explore it;
-//! so it uses nothing of the crate's other folders.
+//! commit, and the word that threads sleep on. `tests/loom.rs` builds this folder alone, with the models
+//! that explore it; so it uses nothing of the crate's other folders.
 
 pub(crate) mod applied;
 pub(crate) mod boundary;

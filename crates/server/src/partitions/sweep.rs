@@ -1,8 +1,8 @@
 //! Active expiry in partitions: a thread that removes expired keys which are not accessed.
 //!
 //! Ten times a second it reads the expiry index of the slots in which a key may be due, and of a part of
-//! the others; less often while it knows of no key that will be due soon. An entry is only a hint: the key is read again in an evaluation, which removes it with its
-//! entry. An entry whose key is gone, or has another expiry, is dropped.
+//! the others; less often while no key is known to be due soon. An entry is only a hint: the key is
+//! read again in an evaluation, which removes it with its entry. An entry whose key is gone, or has another expiry, is dropped.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -71,7 +71,7 @@ impl Reservations {
     }
 }
 
-/// One worker's word, alone in its pair of cache lines (adjacent lines are fetched together).
+/// A word, such as one worker's, alone in its pair of cache lines (adjacent lines are fetched together).
 #[derive(Debug)]
 #[repr(align(128))]
 struct Slot(AtomicU64);
@@ -85,7 +85,8 @@ pub(crate) struct CompletionBoundary {
     /// How many slots were ever handed out; only these are scanned.
     used: AtomicUsize,
     returned: Mutex<Vec<usize>>,
-    boundary: AtomicU64,
+    /// Written by each scan: beside the slots' address it would take that from all appenders' caches.
+    boundary: Slot,
 }
 
 /// The right to write one slot of a [`CompletionBoundary`]. It is handed back to
@@ -107,7 +108,7 @@ impl CompletionBoundary {
             slots: (0..max_slots).map(|_| Slot(AtomicU64::new(FREE))).collect(),
             used: AtomicUsize::new(0),
             returned: Mutex::new(Vec::new()),
-            boundary: AtomicU64::new(start),
+            boundary: Slot(AtomicU64::new(start)),
         }
     }
 
@@ -184,7 +185,7 @@ impl CompletionBoundary {
     pub(crate) fn complete_at_boundary(&self, slot: &SlotId, end: Lsn) {
         self.set_complete(slot, end);
         // AcqRel as in `scan`: hands on what the caller's own scan saw, and what it wrote.
-        self.boundary.fetch_max(end, Ordering::AcqRel);
+        self.boundary.0.fetch_max(end, Ordering::AcqRel);
     }
 
     /// Steps 1 and 3: from `lsn` on, the slot's worker may have a hole.
@@ -219,13 +220,14 @@ impl CompletionBoundary {
             }
         }
         // AcqRel: hands on what this scan saw, and takes what an earlier, farther scan saw.
-        self.boundary.fetch_max(boundary, Ordering::AcqRel).max(boundary)
+        let Slot(shown) = &self.boundary;
+        shown.fetch_max(boundary, Ordering::AcqRel).max(boundary)
     }
 
     /// The boundary as the last scan left it. All frames below it may be read.
     pub(crate) fn boundary(&self) -> Lsn {
         // Acquire pairs with the AcqRel in `scan`.
-        self.boundary.load(Ordering::Acquire)
+        self.boundary.0.load(Ordering::Acquire)
     }
 
     /// How many slots a scan reads.

@@ -58,7 +58,7 @@
 //! and the connection is closed.
 //!
 //! [`Ack`] has no meaning there: `CLIENT ACK` is accepted and changes nothing. A reply is sent once a
-//! majority of the replicas has on disk what it reflects. The repository's `docs/book/src/server.md`
+//! majority of the replicas has on disk what it reflects. The repository's `docs/book/src/commands.md`
 //! lists what else differs.
 //!
 //! The invariants that the tests check: a reply never reflects a commit that a crash of the

@@ -231,7 +231,7 @@ impl Effective {
         config
     }
 
-    /// What `CONFIG SET` can change: names and values.
+    /// What `CONFIG SET` can change: names and values. What is missing here counts as fixed at the start.
     pub(super) fn parameters(&self) -> Vec<(&'static str, String)> {
         let Config {
             server,

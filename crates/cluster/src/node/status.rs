@@ -1,5 +1,5 @@
 //! What a node says of itself and of its cluster: for operators, what is wrong and has to be put right; and its
-//! metrics. `docs/operations.md` lists every name of these; a test compares the two.
+//! metrics. `docs/book/src/operations.md` lists every name of these; a test compares the two.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

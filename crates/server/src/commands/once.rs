@@ -30,10 +30,7 @@ const COMMAND: usize = 4;
 const CLIENT_MAX: usize = 256;
 
 fn refuse_alone(_exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
-    Err(
-        "ERR COLLIE.ONCE is for clusters: this server is refuse_alone, and keeps no records of commands"
-            .into(),
-    )
+    Err("ERR COLLIE.ONCE is for clusters: this server is alone, and keeps no records of commands".into())
 }
 
 /// A command, and the name and checksum of its record.

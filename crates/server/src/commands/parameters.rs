@@ -1,4 +1,9 @@
 //! The parameters that `CONFIG` shows and changes.
+//!
+//! One that the configuration file has, too, also needs a field in `ServerConfig` and `Settings`
+//! (`config.rs`), and in collie-cli's `serve/config.rs` a field, its default and a line in `server()` and
+//! in `parameters()`: what is missing there counts as fixed at the start, and a reload does not change
+//! it; and a line in `packaging/collie.toml`. The ranges are the same in both.
 
 use std::borrow::Cow;
 use std::str::FromStr;
@@ -21,7 +26,8 @@ pub(super) struct Parameter {
     pub(super) set: Option<Setter>,
 }
 
-/// The largest `slowlog-max-len`: about half a gigabyte if every entry has its maximal size.
+/// The largest `slowlog-max-len`: about half a gigabyte if every entry has its maximal size (`ARGS_MAX` and
+/// `ARG_LEN_MAX` in `slow_log`).
 const SLOW_LOG_LEN_MAX: i64 = 100_000;
 
 /// The level of acknowledgement, which the connection that sets it takes for itself too.

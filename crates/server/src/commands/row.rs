@@ -3,7 +3,13 @@
 //!
 //! Arity, flags, categories, tips and key positions are those of Redis 7.0.15 — a test compares
 //! them with a real one — except for what came later (`WAITAOF`, `CLIENT SETINFO`) and for what is
-//! Collie's own (`CLIENT ACK`).
+//! Collie's own (`CLIENT ACK`, `COLLIE.ONCE`).
+//!
+//! A new command is a row and a function in the file of its group (`GROUPS` in `table.rs` for a new
+//! group), a line in docs/book/src/commands.md, and its name in the lists of `tests/server/heavy`,
+//! `tests/server/in_doubt`, `tests/cluster/commands`, `tests/cluster/expiry` and collie-lab's
+//! `hostile/heavy`; one that Redis lacks in `tests/server/differential`, too. `find`, `prior`, `payload`
+//! and `part` weigh what they read (`cost`); other work that grows with values is weighed by the command.
 
 use collie_protocol::Request;
 

@@ -1,4 +1,5 @@
-//! Active expiry: a thread that removes expired keys which are not accessed.
+//! Active expiry of a server by itself: a thread that removes expired keys which are not accessed. In a
+//! cluster `partitions::sweep` does it.
 //!
 //! Ten times a second it reads each database's expiry index from its start up to now. An entry is
 //! only a hint: the key is read again under its lock. An entry whose key is gone, or has another

@@ -202,6 +202,10 @@ pub(crate) fn remove(store: &Store, family: &Arc<FamilyState>) -> Result<()> {
             reason,
         });
     }
+    // What is in doubt may be lost, and nothing that came later may be kept beside it.
+    if let Some(failure) = store.failure() {
+        return Err(failure);
+    }
     let mut manifest = store.manifest();
     family.check_not_dropped()?;
     let edit = Edit {

@@ -81,7 +81,8 @@ impl Db {
 
     /// Ends the background work, brings to tables what no log holds, and closes the log. Calls on
     /// other handles get [`Error::Closed`] from then on. No handle of a family and no batch keeps the
-    /// directory locked; snapshots and iterators do, until they are dropped.
+    /// directory locked; snapshots and iterators do, until they are dropped, and once the log has
+    /// failed every handle does.
     ///
     /// With an [external journal](crate::Journal::External) nothing is brought to tables: what was
     /// applied and not flushed is in the journal, and is to be applied again after the next opening.
@@ -159,7 +160,8 @@ impl Db {
     ///
     /// # Errors
     /// [`Error::FamilyDropped`], [`Error::FamilyName`] for the default family,
-    /// [`Error::ForeignFamily`], and the errors of writing the manifest.
+    /// [`Error::ForeignFamily`], [`Error::Poisoned`] and [`Error::Background`] once the store takes no
+    /// more writes, and the errors of writing the manifest.
     pub fn drop_family(&self, family: &Family) -> Result<()> {
         let store = self.store();
         let _used = store.use_directory()?;

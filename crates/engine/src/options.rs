@@ -7,6 +7,7 @@ use std::time::Duration;
 use collie_io::{Device, RealDevice};
 use collie_log::{LogSet, RingMode};
 
+use crate::background::threads::shared;
 use crate::store::reserve::StoreReserve;
 use crate::{DiskReserve, Error, Journal, Result, Shared};
 
@@ -399,11 +400,7 @@ impl Options {
             let reason = "it must be from 1 KiB to 4 GiB less a byte, or 0 for one frame of the log";
             return Err(invalid("max_commit_bytes", self.max_commit_bytes, reason));
         }
-        if let Some(limit) = self.max_memtable_bytes
-            && limit < 64 << 10
-        {
-            return Err(invalid("max_memtable_bytes", limit, "the least is 65536"));
-        }
+        shared::check_budget(self.max_memtable_bytes)?;
         if let Some(limit) = self.max_total_wal_size
             && limit > 0
             && limit < self.segment_bytes.saturating_mul(2)

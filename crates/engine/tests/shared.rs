@@ -292,11 +292,19 @@ fn memtables_that_wait_for_a_journal_leave_others_the_budget() {
 fn stores_with_logs_share_and_outlive_the_handle() {
     let _alone = ALONE.lock();
     let dir = common::fast_dir();
-    let refused = Shared::new(SharedOptions {
+    let no_thread = SharedOptions {
         compaction_threads: 0,
         ..SharedOptions::default()
-    });
-    assert!(matches!(refused, Err(Error::InvalidOption { .. })));
+    };
+    // The first write would wait for ever.
+    let no_memory = SharedOptions {
+        max_memtable_bytes: Some(0),
+        ..SharedOptions::default()
+    };
+    for options in [no_thread, no_memory] {
+        let refused = Shared::new(options);
+        assert!(matches!(refused, Err(Error::InvalidOption { .. })), "{refused:?}");
+    }
     let shared = Shared::new(SharedOptions::default()).unwrap();
     let open = |name: &str, shared: Option<Shared>| {
         let path: &Path = &dir.path().join(name);

@@ -308,13 +308,18 @@ impl Log {
         self.core().order.applied.boundary()
     }
 
-    /// Waits until everything below `end` is applied that [`Worker::append_then`] appended. Neither a
-    /// failure of the log nor its closing ends the wait: what is under way is applied all the same.
+    /// Waits until everything below `end` is applied that [`Worker::append_then`] appended; `end` is
+    /// that of an appended frame. Neither a failure of the log nor its closing ends the wait: what is
+    /// under way is applied all the same.
     ///
     /// # Errors
-    /// [`LogError::Unapplied`] where something below `end` never will be.
+    /// [`LogError::Unapplied`] where something below `end` never will be; [`LogError::Options`] where
+    /// nothing was appended up to `end`; [`LogError::Forked`].
     pub fn wait_applied(&self, end: Lsn) -> Result<(), LogError> {
-        let order = &self.core().order;
+        let core = self.core();
+        core.check_process()?;
+        core.check_appended(end)?;
+        let order = &core.order;
         let reached = order.applied.wait(end, &order.next);
         reached.map_err(|Stuck| LogError::Unapplied)
     }

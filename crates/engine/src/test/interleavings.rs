@@ -261,6 +261,25 @@ fn on_a_failing_device() -> (tempfile::TempDir, Db) {
     (dir, db)
 }
 
+/// A write in doubt may be lost, and a family that is dropped after it must not stay dropped then.
+#[test]
+fn no_family_is_dropped_once_the_log_has_failed() {
+    let (_dir, db) = on_a_failing_device();
+    let family = db.create_family("f", crate::FamilyOptions::default());
+    assert!(family.is_err(), "its birth was made durable");
+    let (_dir, db) = new_store();
+    let family = db.create_family("f", crate::FamilyOptions::default()).unwrap();
+    db.store().fail(crate::Error::Background {
+        cause: "a test".into(),
+    });
+    let dropped = db.drop_family(&family);
+    assert!(
+        matches!(dropped, Err(crate::Error::Background { .. })),
+        "{dropped:?}"
+    );
+    assert!(db.family("f").is_some());
+}
+
 fn is_in_doubt<T: std::fmt::Debug>(read: crate::Result<T>) {
     assert!(matches!(read, Err(crate::Error::InDoubt { .. })), "{read:?}");
 }

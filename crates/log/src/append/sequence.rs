@@ -33,7 +33,7 @@ pub struct SequenceWorker {
 }
 
 impl Sequence {
-    /// An order whose next position is `next` (below 2⁶³), and where everything below is applied.
+    /// An order whose next position is `next` (below 2⁶²), and where everything below is applied.
     #[must_use]
     pub fn new(max_workers: usize, next: Lsn) -> Self {
         Self(Arc::new(Positions {
@@ -67,6 +67,7 @@ impl Sequence {
     /// The next position is `next` or above. What is skipped counts as applied.
     pub fn advance_to(&self, next: Lsn) {
         self.0.next.advance_to(next);
+        self.0.applied.scan(&self.0.next);
     }
 
     /// As [`Log::applied`](crate::Log::applied).
@@ -78,8 +79,15 @@ impl Sequence {
     /// As [`Log::wait_applied`](crate::Log::wait_applied).
     ///
     /// # Errors
-    /// [`LogError::Unapplied`].
+    /// [`LogError::Unapplied`]; [`LogError::Options`] where `end` is beyond [`Sequence::next`].
     pub fn wait_applied(&self, end: Lsn) -> Result<(), LogError> {
+        let next = self.next();
+        if end > next {
+            return Err(LogError::Options {
+                option: "end",
+                problem: format!("positions are taken up to {next}, and a wait up to {end} would never end"),
+            });
+        }
         let reached = self.0.applied.wait(end, &self.0.next);
         reached.map_err(|Stuck| LogError::Unapplied)
     }
@@ -109,13 +117,20 @@ impl SequenceWorker {
     /// [`Sequence::next`] or above; what is skipped counts as applied.
     ///
     /// # Errors
-    /// As [`SequenceWorker::take_then`].
+    /// As [`SequenceWorker::take_then`]; [`LogError::Options`] where `at` is below.
     pub fn place_then<T>(
         &mut self,
         at: Lsn,
         len: u64,
         apply: impl FnOnce(Span) -> T,
     ) -> Result<(Span, T), LogError> {
+        let next = self.positions.next.cutoff();
+        if at < next {
+            return Err(LogError::Options {
+                option: "at",
+                problem: format!("the next position is {next}, and {at} is taken"),
+            });
+        }
         self.apply(
             |order, slot| {
                 order.applied.place(slot, &order.next, at, len);

@@ -139,10 +139,11 @@ impl Worker {
     /// [`Log::wait_applied`](crate::Log::wait_applied).
     ///
     /// # Errors
-    /// [`AppendError::Rejected`] with an error of [`Worker::append`]: nothing was appended.
+    /// [`AppendError::Rejected`] with an error of [`Worker::append`], or [`LogError::Unapplied`] as below:
+    /// nothing was appended.
     /// [`AppendError::Unapplied`]: the frame has its place, and the log failed before `apply` could
     /// run; the applied boundary stays below it for good, as it does where `apply` panics. This worker
-    /// then applies nothing any more ([`LogError::Unapplied`]).
+    /// then applies nothing any more ([`LogError::Unapplied`]), and keeps its slot when it is dropped.
     ///
     /// ```
     /// use std::sync::atomic::{AtomicU64, Ordering};

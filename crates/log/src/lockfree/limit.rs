@@ -42,9 +42,10 @@ pub enum Room {
     /// It takes data away rather than bringing some. A part of the prepared space is kept for these: a
     /// sixteenth of a segment, 512 KiB at most, and as much for one large frame.
     Relief,
-    /// It is small (64 bytes in the log, without a payload 32) and may help to make room: such as the
-    /// mark up to which something is about to be saved elsewhere. Room is kept for some thousands of
-    /// them by default. A larger one has the room of [`Room::Commit`].
+    /// It is small and may help to make room: such as the mark up to which something is about to be saved
+    /// elsewhere. By default there is room for ten thousand without a payload. One that is not small (64
+    /// bytes in the log always are, 1 KiB are with large segments and few workers) has the room of
+    /// [`Room::Commit`].
     Mark,
 }
 

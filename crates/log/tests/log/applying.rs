@@ -137,6 +137,31 @@ fn a_failure_before_the_copy_ends_the_waits_behind_it() {
     assert!(matches!(waited, Err(LogError::Unapplied)), "{waited:?}");
 }
 
+/// Such a wait would never end.
+#[test]
+fn a_wait_for_what_was_not_appended_is_refused() {
+    let (_dir, log) = log();
+    let beyond = log.appended() + 8;
+    let waited = answer(move || log.wait_applied(beyond));
+    assert!(
+        matches!(waited, Err(LogError::Options { option: "end", .. })),
+        "{waited:?}"
+    );
+    let sequence = Sequence::new(1, 8);
+    let taken = sequence.worker().unwrap().place_then(7, 1, |_| ());
+    assert!(
+        matches!(taken, Err(LogError::Options { option: "at", .. })),
+        "{taken:?}"
+    );
+    sequence.advance_to(20);
+    assert_eq!(sequence.applied(), 20, "what is skipped counts as applied");
+    let waited = answer(move || sequence.wait_applied(21));
+    assert!(
+        matches!(waited, Err(LogError::Options { option: "end", .. })),
+        "{waited:?}"
+    );
+}
+
 #[test]
 fn what_is_refused_leaves_the_applied_boundary_alone() {
     let (_dir, log) = log();

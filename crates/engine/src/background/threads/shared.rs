@@ -119,11 +119,24 @@ impl Resources {
     }
 }
 
+/// Whether so much memory for memtables is enough to begin with.
+pub(crate) fn check_budget(limit: Option<u64>) -> Result<()> {
+    match limit {
+        Some(limit) if limit < 64 << 10 => Err(Error::InvalidOption {
+            option: "max_memtable_bytes",
+            value: limit.to_string(),
+            reason: "the least is 65536".into(),
+        }),
+        _ => Ok(()),
+    }
+}
+
 impl Shared {
     /// Starts the threads.
     ///
     /// # Errors
-    /// [`Error::InvalidOption`] where there would be no thread of one kind alone, or no open file;
+    /// [`Error::InvalidOption`] where there would be no thread of one kind alone, or no open file, or a
+    /// budget below 64 KiB;
     /// [`Error::Io`] where one does not start.
     pub fn new(options: SharedOptions) -> Result<Self> {
         let threads = options.flush_threads + options.compaction_threads;
@@ -147,6 +160,7 @@ impl Shared {
                 });
             }
         }
+        check_budget(options.max_memtable_bytes)?;
         Ok(Self(Arc::new(SharedState {
             threads: Threads::start(options.flush_threads, options.compaction_threads)?,
             parts: Resources::new(&options)?,

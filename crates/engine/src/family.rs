@@ -138,7 +138,7 @@ impl Family {
     }
 
     /// Waits as a write of so many bytes does while background work lags behind. For what was
-    /// written with [`ThrottleMode::HardLimitsOnly`], after the locks are released. Where the
+    /// written with [`HardLimitsOnly`](crate::ThrottleMode::HardLimitsOnly), after the locks are released. Where the
     /// background work fails it returns, and the next write says why.
     pub fn throttle(&self, bytes: usize) {
         let families = std::slice::from_ref(&self.state);

@@ -126,7 +126,7 @@ fn two_committers_that_wait_see_all_before_them() {
 }
 
 #[test]
-fn who_waits_behind_a_commit_that_never_ends_is_told() {
+fn a_wait_behind_a_commit_that_never_ends_fails() {
     explore("applied boundary, a commit that never ends", COMPLETE, || {
         let engine = Engine::new(1, 1);
         let slots = engine.register();

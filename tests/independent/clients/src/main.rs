@@ -7,7 +7,8 @@
 //! the checks must notice.
 //!
 //! **A round** has three parts. A client that sends PING and GET at a steady rate runs beside all; the same
-//! of a socket without a server is the control: what the machine does is no fault of the server.
+//! of a socket without a server, and a thread that computes, are controls: what the machine does is no fault of
+//! the server.
 //!
 //! * `src/tombstones.rs`: keys that are set, deleted and expire, a queue, then SCAN, KEYS, RANDOMKEY, DBSIZE
 //!   and SWAPDB beside a client that writes, in and out of MULTI; a kill, and all of it again.
@@ -18,9 +19,9 @@
 //!
 //! **Checked:** all that was acknowledged, by GET, SCAN and DBSIZE, after kills and stops too; SCAN is in
 //! order, complete, and has nothing that never was; EXEC sees all of an MSET or nothing; no command holds up
-//! other clients longer than `--limit-ms` and three times the control; writes are taken again within
-//! `--patience`, as much as before; `/healthz`, `/metrics` and `INFO` say alike whether they are refused.
-//! After a violation the folder is kept, and its file systems are.
+//! other clients longer than `--limit-ms`, as often as computing is slowed, and three times the control;
+//! writes are taken again within `--patience`, as much as before; `/healthz`, `/metrics` and `INFO` say alike
+//! whether they are refused. After a violation the folder is kept, and its file systems are.
 
 mod disks;
 mod model;

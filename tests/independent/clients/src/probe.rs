@@ -1,6 +1,8 @@
-//! A client that asks little at a steady rate, and what it waited; the same of a socket without a server is
-//! the control, which tells a server that holds up its clients from a machine that does.
+//! A client that asks little at a steady rate, and what it waited. Two controls tell a server that holds up its
+//! clients from a machine that does: the same of a socket without a server, and how much longer than alone a
+//! thread takes that only computes.
 
+use std::hint::black_box;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -94,20 +96,23 @@ impl Drop for Asker {
 pub struct Probe {
     server: Asker,
     control: Asker,
+    computer: Computer,
     pub limit: Duration,
 }
 
-/// Of a while: how often was asked, the longest waits, and the longest of the control.
+/// Of a while: how often was asked, the longest waits, the longest of the control, and how many times longer
+/// than alone computing took.
 #[derive(Clone, Copy, Default)]
 pub struct Waits {
     pub asked: usize,
     pub p99: Duration,
     pub max: Duration,
     pub control: Duration,
+    pub slowed: f64,
 }
 
 impl Waits {
-    fn of(mut waits: Vec<Duration>, control: &[Duration]) -> Self {
+    fn of(mut waits: Vec<Duration>, control: &[Duration], slowed: f64) -> Self {
         waits.sort_unstable();
         Self {
             asked: waits.len(),
@@ -117,12 +122,13 @@ impl Waits {
                 .unwrap_or_default(),
             max: waits.last().copied().unwrap_or_default(),
             control: control.iter().max().copied().unwrap_or_default(),
+            slowed,
         }
     }
 
     /// A server that holds up others longer than the machine does.
     pub fn judge(&self, what: &str, limit: Duration) -> Res<()> {
-        if self.max <= limit + 3 * self.control {
+        if self.max <= limit.mul_f64(self.slowed) + 3 * self.control {
             return Ok(());
         }
         Err(format!("{what} kept other clients waiting: {self}"))
@@ -135,8 +141,8 @@ impl std::fmt::Display for Waits {
         let (p99, max, control) = (ms(self.p99), ms(self.max), ms(self.control));
         write!(
             f,
-            "p99 {p99:.1} max {max:.1} ms of {} (control {control:.1})",
-            self.asked
+            "p99 {p99:.1} max {max:.1} ms of {} (control {control:.1}, slowed {:.1})",
+            self.asked, self.slowed
         )
     }
 }
@@ -153,15 +159,82 @@ impl Probe {
         Ok(Self {
             server,
             control: Asker::start(echo()?, false, false)?,
+            computer: Computer::start(),
             limit,
         })
     }
 
     /// The waits since this was called last; a limit that was passed is the fault of `what`.
     pub fn take(&self, what: &str) -> Res<Waits> {
-        let waits = Waits::of(self.server.take()?, &self.control.take()?);
+        let waits = Waits::of(self.server.take()?, &self.control.take()?, self.computer.take());
         waits.judge(what, self.limit)?;
         Ok(waits)
+    }
+}
+
+/// A thread that computes from time to time.
+struct Computer {
+    stop: Arc<AtomicBool>,
+    slowed: Arc<Mutex<Vec<f64>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Computer {
+    /// Longer than the kernel lets a thread go on beside others.
+    const STEPS: u64 = 1 << 22;
+    const EVERY: Duration = Duration::from_millis(400);
+
+    fn start() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let slowed = Arc::new(Mutex::new(Vec::new()));
+        let (ends, all) = (stop.clone(), slowed.clone());
+        let thread = std::thread::spawn(move || {
+            while !ends.load(Ordering::Relaxed) {
+                let (begun, before) = (Instant::now(), waited());
+                for n in 0..Self::STEPS {
+                    black_box(n);
+                }
+                let (took, waited) = (begun.elapsed(), waited().saturating_sub(before));
+                let alone = took.saturating_sub(waited).max(Duration::from_millis(1));
+                let Ok(mut all) = all.lock() else { return };
+                all.push(took.as_secs_f64() / alone.as_secs_f64());
+                drop(all);
+                std::thread::park_timeout(Self::EVERY);
+            }
+        });
+        Self {
+            stop,
+            slowed,
+            thread: Some(thread),
+        }
+    }
+
+    /// How many times longer than alone it took, the median since this was called last.
+    fn take(&self) -> f64 {
+        let mut slowed = self
+            .slowed
+            .lock()
+            .map(|mut all| std::mem::take(&mut *all))
+            .unwrap_or_default();
+        slowed.sort_unstable_by(f64::total_cmp);
+        slowed.get(slowed.len() / 2).map_or(1.0, |slowed| slowed.max(1.0))
+    }
+}
+
+/// How long this thread has waited for a processor; zero where the kernel does not say.
+fn waited() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let ns = text.split_whitespace().nth(1).and_then(|ns| ns.parse().ok());
+    Duration::from_nanos(ns.unwrap_or(0))
+}
+
+impl Drop for Computer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
     }
 }
 
@@ -194,17 +267,22 @@ mod tests {
         let ms = Duration::from_millis;
         let limit = ms(50);
         assert!(
-            Waits::of(vec![ms(1), ms(400), ms(2)], &[ms(1)])
+            Waits::of(vec![ms(1), ms(400), ms(2)], &[ms(1)], 1.0)
                 .judge("KEYS", limit)
                 .is_err()
         );
         assert!(
-            Waits::of(vec![ms(1), ms(400), ms(2)], &[ms(150)])
+            Waits::of(vec![ms(1), ms(400), ms(2)], &[ms(150)], 1.0)
                 .judge("KEYS", limit)
                 .is_ok()
         );
         assert!(
-            Waits::of(vec![ms(1), ms(40)], &[ms(1)])
+            Waits::of(vec![ms(1), ms(40)], &[ms(1)], 1.0)
+                .judge("KEYS", limit)
+                .is_ok()
+        );
+        assert!(
+            Waits::of(vec![ms(1), ms(90)], &[ms(1)], 2.0)
                 .judge("KEYS", limit)
                 .is_ok()
         );

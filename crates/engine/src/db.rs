@@ -89,7 +89,8 @@ impl Db {
     /// [`Db::flush`] before it makes that short.
     ///
     /// # Errors
-    /// The first failure; what was acknowledged as durable is safe all the same.
+    /// Why not all could be brought to tables or the log not be closed, or else why the store has
+    /// refused writes before. What was acknowledged as durable is safe all the same.
     pub fn close(self) -> Result<()> {
         self.0.close()
     }

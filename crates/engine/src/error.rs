@@ -446,6 +446,15 @@ impl From<LogError> for Error {
     fn from(error: LogError) -> Self {
         match error {
             LogError::TooLarge { len, limit } => Self::BatchTooLarge { size: len, limit },
+            LogError::Options {
+                option,
+                value,
+                reason,
+            } => Self::InvalidOption {
+                option,
+                value,
+                reason,
+            },
             LogError::Poisoned { cause } => Self::Poisoned { cause },
             LogError::Unapplied => Self::Background {
                 cause: LogError::Unapplied.to_string(),

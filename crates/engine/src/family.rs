@@ -109,6 +109,8 @@ impl Family {
     /// [`Db::transaction`] says: [`Error::LockTimeout`], [`Error::Deadlock`], and
     /// [`Error::TooManyLocks`] where more rows would be locked at once than
     /// [`Options::max_row_locks`](crate::Options::max_row_locks), those of other owners included.
+    /// [`Error::Io`], [`Error::Table`]: writes are stopped until a flush or a compaction has caught up,
+    /// and that fails; nothing was written.
     /// [`Error::Poisoned`], [`Error::Background`], [`Error::Log`]: the write may or may not survive
     /// a restart.
     pub fn put_with(

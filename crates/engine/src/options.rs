@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use collie_io::{Device, RealDevice};
-use collie_log::{LogSet, RingMode};
+use collie_log::{LogOptions, LogSet, RingMode};
 
 use crate::background::threads::shared;
 use crate::store::reserve::StoreReserve;
@@ -57,11 +57,11 @@ pub struct Options {
     /// [`Options::max_memtable_bytes`]. From 1 KiB to 4 GiB less a
     /// byte; 0: as much as one frame of the log takes, half of the ring. Default: 1 GiB.
     pub max_commit_bytes: u64,
-    /// The size of one log segment. Default: 64 MiB. A segment takes a 32nd of its file system at most,
+    /// The size of one log segment, a multiple of 4,096 from 32 KiB to 1 TiB. Default: 64 MiB. A segment takes a 32nd of its file system at most,
     /// or 2 MiB: the log is released in whole ones.
     pub segment_bytes: u64,
-    /// How many threads append at the same instant; more of them wait for a free appender. Default:
-    /// 64.
+    /// How many threads append at the same instant, from 2 to 65,535; more of them wait for a free
+    /// appender. Default: 64.
     pub max_workers: usize,
     /// The log is flushed by hand, by [`Db::flush_wal`](crate::Db::flush_wal), and not every 50 ms.
     /// With a private ring a write at [`Durability::Process`] then ends with its copy in memory,
@@ -114,7 +114,8 @@ pub struct Options {
     /// of [`Options::ring_bytes`] and the `write_buffer_bytes` of the default family and of those
     /// in [`Options::family_options`]; 68 MiB where all have their defaults. 0: none is kept. A log
     /// with a directory of its own ([`Options::wal_dir`]) keeps the ring's size and 4 MiB there,
-    /// too, unless this is 0.
+    /// too, unless this is 0. What is missing is taken as far as the device has it, from all that use
+    /// it; as much as the file system's size is refused.
     pub reserve_bytes: Option<u64>,
     /// Of a store with an external journal: the reserve that it has in common with other stores on its
     /// device, in the place of one of its own. Default: none.
@@ -131,9 +132,9 @@ pub struct Options {
     pub max_memtable_bytes: Option<u64>,
     /// How many table files are kept open. Default: 256.
     pub max_open_files: usize,
-    /// Threads that write memtables to tables. Default: 1.
+    /// Threads that write memtables to tables, 256 at most. Default: 1.
     pub flush_threads: usize,
-    /// Threads that merge tables, beside one for
+    /// Threads that merge tables, 256 at most, beside one for
     /// [whole families](crate::FamilyStats::whole_merges). Default: 1.
     pub compaction_threads: usize,
     /// How flushes and compactions share the device with the log's syncs. They write in pieces of
@@ -159,7 +160,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        let log = collie_log::LogOptions::default();
+        let log = LogOptions::default();
         Self {
             create_if_missing: true,
             device: Arc::new(RealDevice::new()),
@@ -213,7 +214,7 @@ pub struct FamilyOptions {
     pub bloom_bits: u8,
     /// Compression of tables. Default: none.
     pub compression: Compression,
-    /// Target size of a table, in bytes. Default: 64 MiB.
+    /// Target size of a table, in bytes, from 4,096 to 2^40. Default: 64 MiB.
     pub table_bytes: u64,
     /// Level-0 runs that start a compaction. Default: 4.
     pub level0_compaction: u8,
@@ -274,8 +275,9 @@ pub enum ThrottleMode {
     #[default]
     Full,
     /// Only what keeps memory bounded: the caller holds locks, and calls
-    /// [`Family::throttle`](crate::Family::throttle) when it has released them. Large commits do not
-    /// wait for each other either.
+    /// [`Family::throttle`](crate::Family::throttle) when it has released them. Such writes wait from
+    /// an eighth above [`Options::max_memtable_bytes`], or half a memtable or eight runs of level 0
+    /// above where writes of the family stop. Large commits do not wait for each other either.
     HardLimitsOnly,
 }
 
@@ -355,30 +357,60 @@ impl Options {
     /// The largest commit that is one frame of the log with this ring, in bytes; a larger one goes
     /// there in parts.
     pub(crate) fn one_frame_bytes(&self) -> usize {
-        let log = collie_log::LogOptions {
+        self.of_log().max_payload()
+    }
+
+    /// What the log is opened with, as far as the options say.
+    pub(crate) fn of_log(&self) -> LogOptions {
+        LogOptions {
+            device: Arc::clone(&self.device),
+            ring: self.ring.clone(),
             ring_bytes: self.ring_bytes,
+            segment_bytes: self.segment_bytes,
+            // One more than appenders: closing takes one.
+            max_workers: self.max_workers.saturating_add(1),
+            manual_flush: self.manual_wal_flush,
             pad_to_block: self.pad_to_block,
-            ..collie_log::LogOptions::default()
-        };
-        log.max_payload()
+            archive_ttl: self.wal_ttl,
+            archive_bytes: self.wal_size_limit,
+            // The store's reserve serves both where they share a device.
+            reserve_bytes: match self.wal_dir {
+                Some(_) if self.reserve_bytes != Some(0) => None,
+                _ => Some(0),
+            },
+            recovery_mode: self.wal_recovery_mode,
+            set: self.log_set.clone(),
+            compression: match self.wal_compression {
+                Compression::None => collie_log::Compression::None,
+                Compression::Lz4 => collie_log::Compression::Lz4,
+            },
+            ..LogOptions::default()
+        }
+    }
+
+    /// Refuses a reserve that its file system can never hold: what there is would be taken from all
+    /// others, and no write admitted.
+    pub(crate) fn check_reserve(&self, disk: u64) -> Result<()> {
+        match self.reserve_bytes {
+            Some(bytes) if bytes >= disk => {
+                let reason = format!("the store's file system has {disk} bytes");
+                Err(invalid("reserve_bytes", bytes, &reason))
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn check(&self) -> Result<()> {
-        let positive = [
-            ("max_workers", self.max_workers.saturating_sub(1)),
-            ("flush_threads", self.flush_threads),
-            ("compaction_threads", self.compaction_threads),
-            ("max_open_files", self.max_open_files),
-        ];
-        for (option, value) in positive {
-            if value == 0 {
-                return Err(invalid(
-                    option,
-                    value,
-                    "at least one is needed (two for max_workers)",
-                ));
-            }
+        if !(2..WORKERS_OF_LOG).contains(&self.max_workers) {
+            return Err(invalid(
+                "max_workers",
+                self.max_workers,
+                "it must be from 2 to 65535",
+            ));
         }
+        shared::check_threads("flush_threads", self.flush_threads, 1)?;
+        shared::check_threads("compaction_threads", self.compaction_threads, 1)?;
+        shared::check_open_files(self.max_open_files)?;
         if self.disable_wal && matches!(self.journal, Journal::External(_)) {
             let reason = "an external journal takes the log's place; leave it false";
             return Err(invalid("disable_wal", true, reason));
@@ -387,14 +419,6 @@ impl Options {
             let reason = "a database whose log has a hole is not the one that it was; PointInTimeRecovery \
                           truncates at the damage";
             return Err(invalid("wal_recovery_mode", "SkipDamaged", reason));
-        }
-        if !self.ring_bytes.is_power_of_two() || !(8 << 10..=1 << 30).contains(&self.ring_bytes) {
-            let reason = "it must be a power of two from 8 KiB to 1 GiB";
-            return Err(invalid("ring_bytes", self.ring_bytes, reason));
-        }
-        if self.pad_to_block && self.ring_bytes < 16 << 10 {
-            let reason = "it must be at least 16 KiB with pad_to_block";
-            return Err(invalid("ring_bytes", self.ring_bytes, reason));
         }
         if self.max_commit_bytes != 0 && !(1 << 10..=u64::from(u32::MAX)).contains(&self.max_commit_bytes) {
             let reason = "it must be from 1 KiB to 4 GiB less a byte, or 0 for one frame of the log";
@@ -412,6 +436,7 @@ impl Options {
             );
             return Err(invalid("max_total_wal_size", limit, &reason));
         }
+        self.of_log().check()?;
         self.default_family.check()?;
         self.family_options
             .iter()
@@ -419,6 +444,10 @@ impl Options {
     }
 }
 
+/// How many workers a log may have.
+const WORKERS_OF_LOG: usize = 1 << 16;
+/// The most that a table may be asked to have.
+const TABLE_MOST: u64 = 1 << 40;
 /// The most that `level0_stop` may be.
 const LEVEL0_MOST: usize = 200;
 /// The most that a memtable may take, and how many there may be.
@@ -468,8 +497,9 @@ impl FamilyOptions {
             let reason = "it must not be below level0_slowdown";
             return Err(invalid("level0_stop", self.level0_stop, reason));
         }
-        if self.table_bytes < 4096 {
-            return Err(invalid("table_bytes", self.table_bytes, "the least is 4096"));
+        if !(4096..=TABLE_MOST).contains(&self.table_bytes) {
+            let reason = "it must be from 4096 to 2^40";
+            return Err(invalid("table_bytes", self.table_bytes, reason));
         }
         Ok(())
     }

@@ -54,7 +54,7 @@ pub use device::{
 pub use mapping::Mapping;
 pub use process::Opener;
 pub use real::RealDevice;
-pub use reserve::Reserve;
+pub use reserve::{Reserve, file_system_bytes};
 pub use schedule::{Background, Begun, Foreground, Policy, Scheduler, Urgent};
 pub use stat::{Entry, FileKind, FsStat, Stat};
 pub use yielding::Yielding;

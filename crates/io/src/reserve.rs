@@ -12,6 +12,14 @@ use crate::{Device, OpenMode, allocate_or_zero};
 /// in bytes.
 const LEAST: u64 = 64 << 10;
 
+/// The size of the file system that `dir` is on, or will be, in bytes. A device that does not say is taken
+/// to be large: `u64::MAX`.
+#[must_use]
+pub fn file_system_bytes(device: &dyn Device, dir: &Path) -> u64 {
+    let found = dir.ancestors().find_map(|dir| device.statfs(dir).ok());
+    found.map_or(u64::MAX, |found| found.blocks.saturating_mul(found.block_size))
+}
+
 /// A file that occupies room and has no content. It need not be durable: what a crash loses of it
 /// is free room, which the next [`Reserve::fill`] takes again.
 ///

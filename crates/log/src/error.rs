@@ -191,12 +191,14 @@ pub enum LogError {
         limit: usize,
     },
     /// An option is out of its range.
-    #[error("option {option}: {problem}")]
+    #[error("{option} is {value}: {reason}")]
     Options {
         /// Its name.
         option: &'static str,
-        /// What is wrong with it.
-        problem: String,
+        /// Its value.
+        value: String,
+        /// Why that cannot work.
+        reason: String,
     },
     /// The file system refused.
     #[error("cannot {op} {}: {source}", path.display())]

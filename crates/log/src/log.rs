@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use collie_io::file_system_bytes;
+
 use crate::append::worker::Worker;
 use crate::core::Core;
 use crate::error::{Failure, LogError};
@@ -124,6 +126,7 @@ impl Log {
     /// As [`Log::open`]; `visit` sees what recovery takes.
     fn open_seeing(dir: &Path, options: LogOptions, visit: &mut Visit<'_>) -> Result<Self, LogError> {
         options.check()?;
+        options.check_reserve(file_system_bytes(&*options.device, dir))?;
         if let Some(opener) = options.set.as_ref().and_then(LogSet::elsewhere) {
             let path = dir.to_owned();
             return Err(LogError::Forked { path, opener });

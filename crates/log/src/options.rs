@@ -186,7 +186,7 @@ pub struct LogOptions {
     /// given up for an opening that finds the device full, and taken again as soon as there is
     /// room. `None`, the default: the ring's size and twice the beginning of a segment (4 MiB, in a
     /// [set](LogOptions::set) less), so that the log can be opened, also
-    /// after an opening that was interrupted. 0: none is kept.
+    /// after an opening that was interrupted. 0: none is kept. As much as the file system's size is refused.
     pub reserve_bytes: Option<u64>,
     /// Where each write and each sync of what was appended is announced, so that other I/O on the device
     /// can make room for it. Default: nowhere.
@@ -227,67 +227,58 @@ impl Default for LogOptions {
 }
 
 impl LogOptions {
-    pub(crate) fn check(&self) -> Result<(), LogError> {
-        let bad = |option, problem: String| Err(LogError::Options { option, problem });
-        if !self.ring_bytes.is_power_of_two()
-            || self.ring_bytes < 2 * BLOCK
-            || self.ring_bytes > MAX_RING_BYTES
-        {
-            return bad(
-                "ring_bytes",
-                format!("{} is not a power of two from 8 KiB to 1 GiB", self.ring_bytes),
-            );
+    /// Whether a log can be opened with these options, as far as they tell by themselves.
+    /// [`Log::open`](crate::Log::open) asks that before it touches the directory.
+    ///
+    /// # Errors
+    /// [`LogError::Options`] for the first that is out of its range.
+    pub fn check(&self) -> Result<(), LogError> {
+        if !self.ring_bytes.is_power_of_two() || !(2 * BLOCK..=MAX_RING_BYTES).contains(&self.ring_bytes) {
+            let reason = "it must be a power of two from 8 KiB to 1 GiB";
+            return bad("ring_bytes", self.ring_bytes, reason);
         }
         if self.pad_to_block && self.ring_bytes < 4 * BLOCK {
-            return bad(
-                "ring_bytes",
-                format!("{} is below 16 KiB, with `pad_to_block`", self.ring_bytes),
-            );
+            let reason = "it must be at least 16 KiB with `pad_to_block`";
+            return bad("ring_bytes", self.ring_bytes, reason);
         }
         if !self.segment_bytes.is_multiple_of(BLOCK as u64)
             || !(8 * BLOCK as u64..=1 << 40).contains(&self.segment_bytes)
         {
-            return bad(
-                "segment_bytes",
-                format!(
-                    "{} is not a multiple of 4,096 from 32 KiB to 1 TiB",
-                    self.segment_bytes
-                ),
-            );
+            let reason = "it must be a multiple of 4096 from 32 KiB to 1 TiB";
+            return bad("segment_bytes", self.segment_bytes, reason);
         }
         if !(2..=1 << 16).contains(&self.max_workers) {
-            return bad(
-                "max_workers",
-                format!("{} is not from 2 to 65,536", self.max_workers),
-            );
+            return bad("max_workers", self.max_workers, "it must be from 2 to 65536");
         }
         if !self.min_lsn.is_multiple_of(8) || self.min_lsn >= 1 << 62 {
-            return bad(
-                "min_lsn",
-                format!("{} is not a multiple of 8 below 2^62", self.min_lsn),
-            );
+            return bad("min_lsn", self.min_lsn, "it must be a multiple of 8 below 2^62");
         }
         if let RingMode::Shared { dir } = &self.ring
             && dir.as_os_str().len() > RING_DIR_MAX
         {
-            return bad(
-                "ring",
-                format!("the path of its directory is longer than {RING_DIR_MAX} bytes"),
-            );
+            let reason = format!("the path of its directory is longer than {RING_DIR_MAX} bytes");
+            return bad("ring", dir.display(), &reason);
         }
         if self.flush_interval < Duration::from_millis(1) {
-            return bad(
-                "flush_interval",
-                format!("{:?} is below 1 ms", self.flush_interval),
-            );
+            let interval = format!("{:?}", self.flush_interval);
+            return bad("flush_interval", interval, "the least is 1 ms");
         }
         if self.set.is_some() && !self.threads {
-            return bad(
-                "set",
-                "its threads cannot work for a log without `threads`".to_owned(),
-            );
+            let reason = "its threads cannot work for a log without `threads`";
+            return bad("set", "given", reason);
         }
         Ok(())
+    }
+
+    /// Refuses a reserve that its file system can never hold.
+    pub(crate) fn check_reserve(&self, disk: u64) -> Result<(), LogError> {
+        match self.reserve_bytes {
+            Some(bytes) if bytes >= disk => {
+                let reason = format!("the log's file system has {disk} bytes");
+                bad("reserve_bytes", bytes, &reason)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// How many workers there may be, the log's own included.
@@ -307,4 +298,12 @@ impl LogOptions {
         let block = if self.pad_to_block { BLOCK } else { 0 };
         self.ring_bytes / 2 - block - FRAME_HEADER
     }
+}
+
+fn bad(option: &'static str, value: impl ToString, reason: &str) -> Result<(), LogError> {
+    Err(LogError::Options {
+        option,
+        value: value.to_string(),
+        reason: reason.into(),
+    })
 }

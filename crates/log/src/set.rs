@@ -139,12 +139,18 @@ impl LogSet {
     /// thread can be started.
     pub fn new(options: LogSetOptions) -> Result<Self, LogError> {
         let LogSetOptions { flushers, period } = options;
-        let bad = |option, problem| Err(LogError::Options { option, problem });
+        let bad = |option, value, reason: &str| {
+            Err(LogError::Options {
+                option,
+                value,
+                reason: reason.into(),
+            })
+        };
         if !(1..=64).contains(&flushers) {
-            return bad("flushers", format!("{flushers} is not from 1 to 64"));
+            return bad("flushers", flushers.to_string(), "it must be from 1 to 64");
         }
         if period < Duration::from_millis(1) {
-            return bad("period", format!("{period:?} is below 1 ms"));
+            return bad("period", format!("{period:?}"), "the least is 1 ms");
         }
         let pools = Pools::start(flushers, 1, period);
         Ok(Self(Arc::new(SetState {

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use collie_io::{Device, Scheduler};
+use collie_io::{Device, Scheduler, file_system_bytes};
 use collie_log::{Log, LogError, LogId, LogOptions, Lsn};
 use parking_lot::Mutex;
 
@@ -36,7 +36,7 @@ use crate::store::view::FlushCause;
 use crate::store::{Start, Store};
 use crate::tables::{self, Home, Tables};
 use crate::write::order::Sequencer;
-use crate::{Compression, DEFAULT_FAMILY, Error, Journal, Options, Result, SharedOptions, catalog};
+use crate::{DEFAULT_FAMILY, Error, Journal, Options, Result, SharedOptions, catalog};
 
 const LOG_DIRECTORY: &str = "log";
 /// The name under which the log is retained until it is retained for each family.
@@ -45,6 +45,7 @@ const OPENING: &str = "opening";
 pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
     options.check()?;
     let device = Arc::clone(&options.device);
+    options.check_reserve(file_system_bytes(&*device, path))?;
     if recovery::inspect(&*device, path)? == DirectoryContent::Nothing {
         if !options.create_if_missing {
             return Err(Error::NotFound { path: path.into() });
@@ -310,32 +311,11 @@ fn open_sequencer(
     let opened = Log::open(
         &dir,
         LogOptions {
-            device: Arc::clone(&options.device),
-            ring: options.ring.clone(),
-            ring_bytes: options.ring_bytes,
-            segment_bytes: options.segment_bytes,
-            // One more than appenders: closing takes one.
-            max_workers: options.max_workers + 1,
             min_lsn: end,
             resume_at,
             log_id: Some(LogId(manifest.log_id)),
-            manual_flush: options.manual_wal_flush,
-            pad_to_block: options.pad_to_block,
-            archive_ttl: options.wal_ttl,
-            archive_bytes: options.wal_size_limit,
-            // The store's reserve serves both where they share a device.
-            reserve_bytes: match options.wal_dir {
-                Some(_) if options.reserve_bytes != Some(0) => None,
-                _ => Some(0),
-            },
-            recovery_mode: options.wal_recovery_mode,
             scheduler: Some(Arc::clone(scheduler)),
-            set: options.log_set.clone(),
-            compression: match options.wal_compression {
-                Compression::None => collie_log::Compression::None,
-                Compression::Lz4 => collie_log::Compression::Lz4,
-            },
-            ..LogOptions::default()
+            ..options.of_log()
         },
     );
     let log = opened.map_err(|error| match error {
@@ -490,13 +470,6 @@ fn record_found(store: &Store) -> Result<()> {
 const SEGMENTS_OF_DISK: u64 = 32;
 /// A segment is prepared in steps of this.
 const SEGMENT_LEAST: u64 = 2 << 20;
-
-/// The size of the file system that `dir` is on, or will be, in bytes. A device that does not say is
-/// taken to be large.
-pub(super) fn file_system_bytes(device: &dyn Device, dir: &Path) -> u64 {
-    let found = dir.ancestors().find_map(|dir| device.statfs(dir).ok());
-    found.map_or(u64::MAX, |found| found.blocks.saturating_mul(found.block_size))
-}
 
 /// The size of a segment where `asked` is wanted.
 pub(super) fn segment_bytes(asked: u64, disk: u64) -> u64 {

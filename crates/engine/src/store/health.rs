@@ -82,7 +82,12 @@ impl Store {
     /// Why writes are refused, if they are.
     pub(crate) fn refusal(&self) -> Option<Error> {
         let closed = self.check_open().err();
-        closed.or_else(|| self.health.cause(Health::Failed).cloned())
+        closed.or_else(|| self.failed())
+    }
+
+    /// Why writes were refused before any closing, if they were.
+    pub(crate) fn failed(&self) -> Option<Error> {
+        self.health.cause(Health::Failed).cloned()
     }
 
     /// As [`Store::refusal`], or why the log takes no more writes.

@@ -171,7 +171,12 @@ impl Store {
             Rule::Large => is_full && self.is_full_of_large(),
             Rule::Memory => {
                 let most = self.throttle.budget.most();
-                self.memtable_bytes() >= if is_full { most } else { most + most / 8 }
+                self.memtable_bytes()
+                    >= if is_full {
+                        most
+                    } else {
+                        most.saturating_add(most / 8)
+                    }
             }
             Rule::Family if is_full => return family.stall(),
             Rule::Family => family.stall() == Stall::Stopped && Backlog::of(family).is_past_hard_limit,

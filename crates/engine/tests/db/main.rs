@@ -16,6 +16,7 @@ mod large;
 mod lifecycle;
 mod limits;
 mod memory;
+mod options;
 mod readme;
 mod regressions;
 mod replay;

@@ -85,7 +85,8 @@ impl Sequence {
         if end > next {
             return Err(LogError::Options {
                 option: "end",
-                problem: format!("positions are taken up to {next}, and a wait up to {end} would never end"),
+                value: end.to_string(),
+                reason: format!("positions are taken up to {next}, so a wait would never end"),
             });
         }
         let reached = self.0.applied.wait(end, &self.0.next);
@@ -128,7 +129,8 @@ impl SequenceWorker {
         if at < next {
             return Err(LogError::Options {
                 option: "at",
-                problem: format!("the next position is {next}, and {at} is taken"),
+                value: at.to_string(),
+                reason: format!("positions are taken up to {next}"),
             });
         }
         self.apply(

@@ -229,9 +229,14 @@ impl Worker {
     /// Whether the frame may be appended at all.
     fn check(&self, stream: u32, kind: u8, payload: &[u8]) -> Result<(), LogError> {
         if stream > MAX_STREAM || kind >= FIRST_OWN_KIND {
+            let (option, value) = match stream > MAX_STREAM {
+                true => ("stream", stream.to_string()),
+                false => ("kind", kind.to_string()),
+            };
             return Err(LogError::Options {
-                option: if stream > MAX_STREAM { "stream" } else { "kind" },
-                problem: format!("stream {stream} and kind {kind} must be below 2^24 and {FIRST_OWN_KIND}"),
+                option,
+                value,
+                reason: format!("streams are below 2^24, and kinds below {FIRST_OWN_KIND}"),
             });
         }
         self.core.check()?;

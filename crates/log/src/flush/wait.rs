@@ -69,7 +69,8 @@ impl Core {
         }
         Err(LogError::Options {
             option: "end",
-            problem: format!("LSN {end} is waited for, but the log ends at {appended}"),
+            value: end.to_string(),
+            reason: format!("the log ends at {appended}, so a wait would never end"),
         })
     }
 

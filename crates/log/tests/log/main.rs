@@ -10,6 +10,7 @@ mod failures;
 mod follow;
 mod formats;
 mod hostile;
+mod options;
 mod rings;
 mod room;
 mod set;

@@ -38,7 +38,9 @@ impl Handle {
         let closed = store.finish_close();
         let threads = self.threads.lock().take();
         drop((threads, alone));
-        flushed.and(closed)
+        flushed
+            .and(closed)
+            .and_then(|()| store.failed().map_or(Ok(()), Err))
     }
 }
 

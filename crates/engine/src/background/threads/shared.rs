@@ -8,11 +8,12 @@ use collie_io::{Device, Policy, RealDevice, Scheduler};
 use collie_log::threads::ThreadPool;
 use lsm_tree::{Cache, DescriptorTable};
 
+use crate::Result;
 use crate::background::threads::pool::Threads;
 use crate::memtable::Chunks;
 use crate::memtable::chunks::{self, Reclaim};
+use crate::options::invalid;
 use crate::write::stall::Budget;
-use crate::{Error, Result};
 
 /// One set of background threads, one block cache, one table of open files and one budget of memory
 /// for memtables, for many stores ([`Options::shared`](crate::Options::shared)). A thousand stores
@@ -119,14 +120,30 @@ impl Resources {
     }
 }
 
+/// The most threads of one kind.
+const THREADS_MOST: usize = 256;
+
+/// Whether so many threads of a kind can be started.
+pub(crate) fn check_threads(option: &'static str, threads: usize, least: usize) -> Result<()> {
+    match threads {
+        n if n < least => Err(invalid(option, threads, "at least one is needed")),
+        n if n > THREADS_MOST => Err(invalid(option, threads, "the most is 256")),
+        _ => Ok(()),
+    }
+}
+
+/// Whether so many open files are enough to begin with.
+pub(crate) fn check_open_files(files: usize) -> Result<()> {
+    match files {
+        0 => Err(invalid("max_open_files", files, "at least one is needed")),
+        _ => Ok(()),
+    }
+}
+
 /// Whether so much memory for memtables is enough to begin with.
 pub(crate) fn check_budget(limit: Option<u64>) -> Result<()> {
     match limit {
-        Some(limit) if limit < 64 << 10 => Err(Error::InvalidOption {
-            option: "max_memtable_bytes",
-            value: limit.to_string(),
-            reason: "the least is 65536".into(),
-        }),
+        Some(limit) if limit < 64 << 10 => Err(invalid("max_memtable_bytes", limit, "the least is 65536")),
         _ => Ok(()),
     }
 }
@@ -139,27 +156,11 @@ impl Shared {
     /// budget below 64 KiB;
     /// [`Error::Io`] where one does not start.
     pub fn new(options: SharedOptions) -> Result<Self> {
-        let threads = options.flush_threads + options.compaction_threads;
-        let counts = [
-            (
-                "flush_threads",
-                options.flush_threads.max(usize::from(threads == 0)),
-            ),
-            (
-                "compaction_threads",
-                options.compaction_threads.max(usize::from(threads == 0)),
-            ),
-            ("max_open_files", options.max_open_files),
-        ];
-        for (option, value) in counts {
-            if value == 0 {
-                return Err(Error::InvalidOption {
-                    option,
-                    value: value.to_string(),
-                    reason: "at least one is needed".into(),
-                });
-            }
-        }
+        // None at all, for simulations, or of each kind.
+        let least = usize::from(options.flush_threads.max(options.compaction_threads) > 0);
+        check_threads("flush_threads", options.flush_threads, least)?;
+        check_threads("compaction_threads", options.compaction_threads, least)?;
+        check_open_files(options.max_open_files)?;
         check_budget(options.max_memtable_bytes)?;
         Ok(Self(Arc::new(SharedState {
             threads: Threads::start(options.flush_threads, options.compaction_threads)?,

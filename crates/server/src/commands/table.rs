@@ -228,4 +228,31 @@ mod tests {
             assert!(lookup(name.as_bytes()).is_none(), "{name:?}");
         }
     }
+
+    /// A row of the first table has the names of commands, or that of a container and of subcommands.
+    #[test]
+    fn the_book_lists_all_commands_and_no_others() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/book/src/commands.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let rows = page.lines().skip_while(|line| !line.starts_with("|---"));
+        let rows = rows.skip(1).take_while(|line| line.starts_with('|'));
+        let mut listed = std::collections::BTreeSet::new();
+        for row in rows {
+            let names = row.split('|').nth(1).unwrap().to_lowercase();
+            let mut names = names.split_whitespace();
+            let first = lookup(names.next().unwrap().as_bytes()).unwrap();
+            listed.insert(first.name);
+            for name in names {
+                let is_sub = first.subcommands.iter().any(|sub| sub.name == name);
+                match lookup(name.as_bytes()) {
+                    _ if is_sub => {}
+                    Some(command) => assert!(listed.insert(command.name), "{name} is listed twice"),
+                    None => panic!("{name} is no command"),
+                }
+            }
+        }
+        let missing = COMMANDS.iter().filter(|command| !listed.contains(command.name));
+        let missing: Vec<_> = missing.map(|command| command.name).collect();
+        assert!(missing.is_empty(), "docs/book/src/commands.md lacks {missing:?}");
+    }
 }

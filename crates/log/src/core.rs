@@ -272,10 +272,15 @@ impl Core {
         match self.health.state.load(Ordering::Acquire) {
             RUNNING => Ok(()),
             CLOSED | ENDED => Err(LogError::Closed),
-            _ => Err(self.poisoned().unwrap_or(LogError::Poisoned {
-                cause: "unknown".into(),
-            })),
+            _ => Err(self.why_poisoned()),
         }
+    }
+
+    #[cold]
+    fn why_poisoned(&self) -> LogError {
+        self.poisoned().unwrap_or(LogError::Poisoned {
+            cause: "unknown".into(),
+        })
     }
 
     pub(crate) fn poisoned(&self) -> Option<LogError> {

@@ -202,36 +202,37 @@ impl HeldAppender<'_> {
             }
         }
         drop(self.held);
-        self.store.note_committed(kind, room, committed)
+        let Span { start, end } = match committed {
+            Ok((span, ())) => span,
+            Err(error) => return Err(self.store.note_uncommitted(kind, error)),
+        };
+        match room {
+            // A mark takes nothing.
+            _ if kind == KIND_MARK => {}
+            Room::Relief => self.store.note_removal(),
+            Room::Commit | Room::Mark => self.store.note_taken(),
+        }
+        Ok(At { start, end })
     }
 }
 
 impl Store {
-    /// What a commit's outcome says of the store.
-    fn note_committed(
-        &self,
-        kind: u8,
-        room: Room,
-        committed: std::result::Result<(Span, ()), AppendError>,
-    ) -> Result<At> {
-        let committed = match committed {
-            Ok((Span { start, end }, ())) => Ok(At { start, end }),
-            Err(AppendError::Rejected(error)) => Err(Error::from(error)),
-            Err(AppendError::Unapplied(error)) => {
+    /// What it says of the store that something was not committed.
+    #[cold]
+    fn note_uncommitted(&self, kind: u8, error: AppendError) -> Error {
+        let error = match error {
+            AppendError::Rejected(error) => Error::from(error),
+            AppendError::Unapplied(error) => {
                 let error = Error::from(error);
                 self.leave_unapplied(error.clone());
-                Err(error)
+                error
             }
         };
-        match &committed {
-            // A mark takes nothing, and those who place it make room themselves.
-            _ if kind == KIND_MARK => {}
-            Err(Error::StorageFull { .. }) => self.request_room(),
-            Ok(_) if room == Room::Relief => self.note_removal(),
-            Ok(_) => self.note_taken(),
-            Err(_) => {}
+        // Those who place a mark make room themselves.
+        if kind != KIND_MARK && matches!(error, Error::StorageFull { .. }) {
+            self.request_room();
         }
-        committed
+        error
     }
 }
 

@@ -109,6 +109,15 @@ impl Store {
         bytes: usize,
         mode: ThrottleMode,
     ) -> Result<()> {
+        // What nothing does in full mode nothing does in another one.
+        match self.is_large(bytes) || self.would_throttle(families) {
+            true => self.wait_or_delay(families, bytes, mode),
+            false => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn wait_or_delay(&self, families: &[Arc<FamilyState>], bytes: usize, mode: ThrottleMode) -> Result<()> {
         let Some(first) = families.first() else {
             return Ok(());
         };
@@ -158,9 +167,12 @@ impl Store {
 
     /// Whether [`throttle`](Self::throttle) would delay or stop a write that is not large.
     pub(crate) fn would_throttle(&self, families: &[Arc<FamilyState>]) -> bool {
-        let goes_on = |rule, family| self.stall_by(rule, family, ThrottleMode::Full) == Stall::None;
-        let mut families = families.iter();
-        !families.all(|family| goes_on(Rule::Memory, family) && goes_on(Rule::Family, family))
+        let is_delayed = |rule, family| self.stall_by(rule, family, ThrottleMode::Full) != Stall::None;
+        // The memory is that of all families.
+        let memory = families
+            .first()
+            .is_some_and(|family| is_delayed(Rule::Memory, family));
+        memory || families.iter().any(|family| is_delayed(Rule::Family, family))
     }
 
     /// What the rule does to a write of the family.

@@ -18,6 +18,7 @@ mod commands;
 mod elections;
 mod error;
 mod followers;
+mod links;
 mod log_store;
 mod machine;
 mod members;

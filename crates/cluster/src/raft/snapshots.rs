@@ -10,8 +10,8 @@ use tokio::time::Instant;
 
 use crate::blocking::blocking;
 use crate::ids::{ReplicaId, Vote};
+use crate::raft::links::{ASK_WITHIN, ReplicaLink};
 use crate::raft::machine::{Raft, SnapshotData, meta};
-use crate::raft::network::{ASK_WITHIN, ReplicaLink};
 use crate::raft::types::{Groups, from_vote, to_vote};
 use crate::replica_store::{Description, Machine, MachineError, Missing, Position, Staging, Transfer};
 use crate::transport::wire::{

@@ -12,7 +12,8 @@ use tokio::sync::Notify;
 use crate::ids::{GroupId, ReplicaId};
 use crate::raftlog::error::StoreError;
 use crate::raftlog::limit::share;
-use crate::raftlog::node_log::{NodeLog, NodeLogOptions};
+use crate::raftlog::node_log::NodeLog;
+use crate::raftlog::options::NodeLogOptions;
 use crate::raftlog::recovery::Quarantined;
 use crate::raftlog::replica_log::ReplicaLog;
 
@@ -287,7 +288,7 @@ impl NodeStore {
         for (disk, logs) in on_disk {
             let limit = self.options.private.limit_in(&self.logs_dir(disk));
             logs.iter()
-                .for_each(|log| log.set_limit(share(limit, logs.len())));
+                .for_each(|log| log.shared.limit.set(share(limit, logs.len())));
         }
     }
 

@@ -7,18 +7,14 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use collie_io::Device;
-use collie_log::Lsn;
+use collie_log::{Log, Lsn};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::raftlog::error::StoreError;
-use crate::raftlog::node_log::{NodeLog, NodeLogInner, NodeLogOptions};
-use crate::raftlog::replica_log::ReplicaLog;
-use crate::raftlog::state::Holding;
+use crate::raftlog::options::{NodeLogOptions, Retention};
 
 /// The limit that a disk of any size has room for; and that of a disk that does not say its size.
 const LIMIT_MOST: u64 = 2 << 30;
@@ -33,30 +29,7 @@ const SEGMENTS: u64 = 16;
 /// The smallest segment that is made for that.
 const SEGMENT_LEAST: u64 = 1 << 20;
 /// Of its limit, a log leaves so large a part to what takes data away.
-const FOR_REMOVALS: u64 = 16;
-/// A log that is full is waited for so long before commands are refused: it is being made shorter.
-const PATIENCE: Duration = Duration::from_secs(3);
-
-/// What a log keeps of entries that are in tables, in bytes from its end on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Retention {
-    /// Entries stay for so long, whether a replica lacks them or not: who leads next may meet one that
-    /// does.
-    pub margin: u64,
-    /// Entries that a follower lacks stay for so long. One that is further behind gets tables.
-    pub lagging: u64,
-}
-
-impl Retention {
-    /// What fits a log of so many bytes.
-    #[must_use]
-    pub fn of(limit: u64) -> Self {
-        Self {
-            margin: limit / 16,
-            lagging: limit / 2,
-        }
-    }
-}
+pub(super) const FOR_REMOVALS: u64 = 16;
 
 /// From where on a log keeps what its replicas have in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,8 +56,6 @@ pub(super) struct Limit {
     is_full: AtomicBool,
     /// Bytes of removals that were taken since it is.
     removed: AtomicU64,
-    /// Something was refused since who waits for room was last woken.
-    refused: AtomicBool,
 }
 
 impl Limit {
@@ -97,7 +68,6 @@ impl Limit {
             full_since: Mutex::default(),
             is_full: AtomicBool::new(false),
             removed: AtomicU64::new(0),
-            refused: AtomicBool::new(false),
         }
     }
 
@@ -106,9 +76,88 @@ impl Limit {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    pub(super) fn set(&self, bytes: u64) {
+        self.bytes.store(bytes, Ordering::Relaxed);
+    }
+
     pub(super) fn set_crowded(&self, crowded: bool) {
         self.crowded.store(crowded, Ordering::Relaxed);
     }
+
+    /// What the log keeps now. Where its disk has little room, or it is full, at least its oldest quarter
+    /// goes.
+    pub(super) fn cuts(&self, log: &Log, retention: Option<Retention>) -> Cuts {
+        let limit = self.bytes();
+        let Retention { margin, lagging } = retention.unwrap_or_else(|| Retention::of(limit));
+        let (used, end) = (used(log), log.appended());
+        let is_pressed = self.crowded.load(Ordering::Relaxed) || used >= writes_below(limit);
+        let oldest_quarter = (end - used) + used / 4;
+        let far = end.saturating_sub(lagging);
+        let hard = if is_pressed { far.max(oldest_quarter) } else { far };
+        Cuts {
+            soft: end.saturating_sub(margin).max(hard),
+            hard,
+        }
+    }
+
+    /// If the log has so many bytes: how many it has, and since when it is full.
+    pub(super) fn full_since(&self, log: &Log, bytes: u64) -> Option<(u64, Instant)> {
+        let used = used(log);
+        if used < bytes {
+            if self.is_full.load(Ordering::Relaxed) {
+                self.not_full(log);
+            }
+            return None;
+        }
+        let since = *self.full_since.lock().get_or_insert_with(Instant::now);
+        self.is_full.store(true, Ordering::Relaxed);
+        Some((used, since))
+    }
+
+    fn not_full(&self, log: &Log) {
+        let mut since = self.full_since.lock();
+        if used(log) < writes_below(self.bytes()) {
+            *since = None;
+            self.is_full.store(false, Ordering::Relaxed);
+            self.removed.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Removals of so many bytes are taken.
+    pub(super) fn count_removals(&self, bytes: u64) {
+        if self.is_full.load(Ordering::Relaxed) {
+            self.removed.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether removals that were taken since the log is full leave some of the part that is kept for them.
+    pub(super) fn takes_removals(&self) -> bool {
+        self.removed.load(Ordering::Relaxed) < self.bytes() / FOR_REMOVALS
+    }
+
+    /// Has the log made shorter before it is full.
+    pub(super) fn press(&self, log: &Log) {
+        let limit = self.bytes();
+        if used(log) < limit / 8 * 5 {
+            return;
+        }
+        let (end, step) = (log.appended(), limit / 32);
+        let before = self.pressed_at.load(Ordering::Relaxed);
+        if end >= before.saturating_add(step) || used(log) >= writes_below(limit) {
+            self.pressed_at.store(end, Ordering::Relaxed);
+            self.pressed.notify_one();
+        }
+    }
+}
+
+/// Writes are taken while a log of this limit has fewer bytes than that.
+pub(super) fn writes_below(limit: u64) -> u64 {
+    limit - limit / FOR_REMOVALS
+}
+
+/// Bytes from the oldest segment on.
+pub(super) fn used(log: &Log) -> u64 {
+    log.appended().saturating_sub(log.oldest())
 }
 
 impl NodeLogOptions {
@@ -142,158 +191,13 @@ pub(crate) fn disk(device: &dyn Device, dir: &Path) -> Option<(u64, u64)> {
     Some((bytes(stat.blocks), bytes(stat.available)))
 }
 
-impl NodeLogInner {
-    /// What the log keeps now. Where its disk has little room, or it is full, at least its oldest quarter
-    /// goes.
-    pub(super) fn cuts(&self) -> Cuts {
-        let limit = self.limit.bytes();
-        let Retention { margin, lagging } = self.options.retention.unwrap_or_else(|| Retention::of(limit));
-        let (used, end) = (self.used(), self.log.appended());
-        let is_pressed = self.limit.crowded.load(Ordering::Relaxed) || used >= writes_below(limit);
-        let oldest_quarter = (end - used) + used / 4;
-        let far = end.saturating_sub(lagging);
-        let hard = if is_pressed { far.max(oldest_quarter) } else { far };
-        Cuts {
-            soft: end.saturating_sub(margin).max(hard),
-            hard,
-        }
-    }
-
-    /// Says who holds the log if it has so many bytes.
-    fn full_at(&self, bytes: u64) -> Option<StoreError> {
-        let used = self.used();
-        if used < bytes {
-            if self.limit.is_full.load(Ordering::Relaxed) {
-                self.not_full();
-            }
-            return None;
-        }
-        let since = *self.limit.full_since.lock().get_or_insert_with(Instant::now);
-        self.limit.is_full.store(true, Ordering::Relaxed);
-        let (holder, held, why) = self.holder();
-        Some(StoreError::Full {
-            used,
-            limit: self.limit.bytes(),
-            holder,
-            held,
-            why,
-            lasts: since.elapsed() >= PATIENCE,
-        })
-    }
-
-    fn not_full(&self) {
-        let mut since = self.limit.full_since.lock();
-        if self.used() < writes_below(self.limit.bytes()) {
-            *since = None;
-            self.limit.is_full.store(false, Ordering::Relaxed);
-            self.limit.removed.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// Who holds the log's oldest part, how much of the log that is, and why.
-    fn holder(&self) -> (String, u64, Option<Holding>) {
-        let Some((name, from)) = self.log.holders().into_iter().next() else {
-            return ("its last segment".to_owned(), self.used(), None);
-        };
-        let replicas = self.replicas();
-        let replica = replicas.iter().find(|replica| replica.holder() == name);
-        let why = replica.map(|replica| replica.holding());
-        (name, self.log.appended().saturating_sub(from), why)
-    }
-
-    /// Refuses a write where the log is full or its disk is.
-    pub(super) fn admit(&self) -> Result<(), StoreError> {
-        let limit = self.limit.bytes();
-        self.press(limit);
-        let full = self.shortage();
-        self.refuse(full.or_else(|| self.full_at(writes_below(limit))))
-    }
-
-    /// Refuses what takes data away where the log is full for that, too: it has reached its limit, and has
-    /// taken removals since for the part that is kept for them. Entries of other leaders may have taken that
-    /// part, and more, before a removal came that lets them go.
-    pub(super) fn admit_removal(&self) -> Result<(), StoreError> {
-        let limit = self.limit.bytes();
-        self.press(limit);
-        let full = self.full_at(limit);
-        let is_left = self.limit.removed.load(Ordering::Relaxed) < limit / FOR_REMOVALS;
-        self.refuse(full.filter(|_| !is_left))
-    }
-
-    /// Removals of so many bytes are taken.
-    pub(super) fn count_removals(&self, bytes: u64) {
-        if self.limit.is_full.load(Ordering::Relaxed) {
-            self.limit.removed.fetch_add(bytes, Ordering::Relaxed);
-        }
-    }
-
-    fn refuse(&self, full: Option<StoreError>) -> Result<(), StoreError> {
-        let Some(full) = full else { return Ok(()) };
-        self.counters.refused.fetch_add(1, Ordering::Relaxed);
-        self.limit.refused.store(true, Ordering::Relaxed);
-        Err(full)
-    }
-
-    /// Has the log made shorter before it is full.
-    fn press(&self, limit: u64) {
-        if self.used() < limit / 8 * 5 {
-            return;
-        }
-        let (end, step) = (self.log.appended(), limit / 32);
-        let before = self.limit.pressed_at.load(Ordering::Relaxed);
-        if end >= before.saturating_add(step) || self.used() >= writes_below(limit) {
-            self.limit.pressed_at.store(end, Ordering::Relaxed);
-            self.limit.pressed.notify_one();
-        }
-    }
-}
-
-/// Writes are taken while a log of this limit has fewer bytes than that.
-fn writes_below(limit: u64) -> u64 {
-    limit - limit / FOR_REMOVALS
-}
-
-impl NodeLog {
-    /// Where the log is full, why: as [`NodeLog::admit`] would say.
-    pub(crate) fn full(&self) -> Option<StoreError> {
-        self.shared.full_at(writes_below(self.shared.limit.bytes()))
-    }
-
-    /// Why it takes no writes, where that lasts: its disk is full, or it has been too long for seconds.
-    pub(crate) fn takes_no_writes(&self) -> Option<StoreError> {
-        let full = || self.full().filter(StoreError::lasts);
-        self.shortage().or_else(full)
-    }
-
-    /// Whether a write was refused since this was last asked.
-    pub(crate) fn has_refused(&self) -> bool {
-        self.shared.limit.refused.swap(false, Ordering::Relaxed)
-    }
-
-    pub(super) fn set_limit(&self, bytes: u64) {
-        self.shared.limit.bytes.store(bytes, Ordering::Relaxed);
-    }
-}
-
-impl ReplicaLog {
-    /// The last entry that the log keeps only for those that are known to lack it, and the last that it
-    /// keeps for none of them.
-    pub(crate) fn dispensable(&self) -> (Option<u64>, Option<u64>) {
-        let cuts = self.shared().cuts();
-        self.entries_below(cuts)
-    }
-
-    /// Where its log is full, why.
-    pub(crate) fn full(&self) -> Option<StoreError> {
-        self.node_log().full()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::ids::{EntryId, LeaderId};
-    use crate::raftlog::{Entry, Purpose};
+    use crate::raftlog::{Entry, NodeLog};
     use collie_sim::SimDevice;
 
     #[test]
@@ -370,69 +274,6 @@ mod tests {
             woken().await;
             let (unasked, beyond) = replica.dispensable();
             assert!(unasked > beyond && beyond.is_some() && *flushes.lock().unwrap() == 1);
-        });
-    }
-
-    /// A follower's log takes what its leader sends, beyond its limit too. What its own leaders remove
-    /// would be refused for good, and nothing would let go of the log.
-    #[test]
-    fn removals_have_their_part_in_a_log_that_is_beyond_its_limit() {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(async {
-            const LIMIT: u64 = 4 << 20;
-            let mut options = NodeLogOptions {
-                log_limit: Some(LIMIT),
-                ..NodeLogOptions::default()
-            };
-            options.log.device = Arc::new(SimDevice::new(1));
-            options.log.ring = collie_log::RingMode::Private;
-            options.log.ring_bytes = 64 << 10;
-            let log = NodeLog::open("/log", options).unwrap();
-            tokio::spawn(log.run());
-            let replica = log.create(1, 10).await.unwrap();
-            let leader = LeaderId { term: 1, replica: 10 };
-            let id = |index| EntryId { leader, index };
-            let mut index = 0;
-            let mut fill = async || {
-                while log.shared.used() < LIMIT * 5 / 4 {
-                    let entry = Entry {
-                        id: id(index),
-                        payload: vec![7; 10_000].into(),
-                    };
-                    replica.append(vec![entry], |_| {}).await.unwrap();
-                    index += 1;
-                }
-            };
-            let removals = || {
-                let mut taken = 0;
-                while replica.admit_removal().is_ok() {
-                    drop(replica.reserve(4 << 10, Purpose::Remove).unwrap());
-                    taken += 4 << 10;
-                }
-                taken
-            };
-            fill().await;
-            assert!(replica.admit().is_err());
-            assert_eq!((removals(), removals()), (LIMIT / FOR_REMOVALS, 0));
-            // They have let go of it, and it is full again.
-            replica
-                .purge_durably(replica.bounds().last.unwrap())
-                .await
-                .unwrap();
-            let let_go = async {
-                while replica.admit().is_err() {
-                    log.maintain(&|_| {}).await.unwrap();
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-            };
-            let let_go = tokio::time::timeout(Duration::from_secs(30), let_go).await;
-            let_go.expect("the log is as long as before");
-            fill().await;
-            assert!(replica.admit().is_err());
-            assert_eq!(removals(), LIMIT / FOR_REMOVALS);
         });
     }
 }

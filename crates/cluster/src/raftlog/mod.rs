@@ -11,6 +11,7 @@
 //! 6. Room is refused before proposing; appends themselves wait.
 //! 7. A replica found in two logs refuses to open.
 
+mod admission;
 mod completion;
 mod error;
 pub(crate) mod frames;
@@ -18,19 +19,23 @@ mod index;
 mod layout;
 mod limit;
 mod node_log;
+mod options;
+mod patience;
 mod pressure;
 mod recovery;
 mod replica_log;
 mod room;
+mod shared;
 mod state;
 
 pub use error::StoreError;
 pub use layout::{Layout, NodeStore, NodeStoreOptions, Opened};
-pub use limit::Retention;
 pub(crate) use limit::disk;
-pub use node_log::{NodeLog, NodeLogOptions, NodeLogStats};
+pub use node_log::{NodeLog, NodeLogStats};
+pub use options::{NodeLogOptions, Retention};
+pub(crate) use patience::Patience;
 pub use recovery::Quarantined;
 pub use replica_log::{Bounds, Entry, ReplicaLog};
-pub(crate) use room::{Patience, Purpose, Reserved};
+pub(crate) use room::{Purpose, Reserved};
 pub use state::Holding;
 pub(crate) use state::replica_holder;

@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering;
 
 use crate::ids::ReplicaId;
 use crate::raftlog::error::StoreError;
-use crate::raftlog::frames::{ENTRIES_HEAD, ENTRY_HEAD};
 use crate::raftlog::limit::disk;
 use crate::raftlog::node_log::NodeLog;
 use crate::raftlog::replica_log::ReplicaLog;
@@ -18,44 +17,6 @@ const REWRITTEN_OF_LIMIT: u64 = 8;
 /// A log with fewer segments than this has hardly any to let go of: little room on its disk is no
 /// reason then to make it shorter.
 const SEGMENTS_MIN: u64 = 4;
-
-impl ReplicaLog {
-    /// As [`NodeLog::admit`], of the log that this replica is in.
-    ///
-    /// # Errors
-    /// [`StoreError::Full`], [`StoreError::NoRoom`].
-    pub fn admit(&self) -> Result<(), StoreError> {
-        self.shared().admit()
-    }
-
-    /// The same of a proposal that takes data away: a part of the log's limit is kept for these. On a full
-    /// disk it has what is prepared, see [`ReplicaLog::reserve`].
-    ///
-    /// # Errors
-    /// [`StoreError::Full`].
-    pub(crate) fn admit_removal(&self) -> Result<(), StoreError> {
-        self.shared().admit_removal()
-    }
-
-    /// The largest entry that a frame of the log takes, in bytes.
-    pub(crate) fn largest_entry(&self) -> usize {
-        let most = self.shared().options.log.max_payload();
-        most.saturating_sub(ENTRIES_HEAD + ENTRY_HEAD)
-    }
-
-    /// Refuses an entry of so many bytes where no frame takes it: raft would take a refusal of the append
-    /// for the end of the replica.
-    ///
-    /// # Errors
-    /// [`StoreError::TooLarge`].
-    pub(crate) fn check_size(&self, bytes: usize) -> Result<(), StoreError> {
-        let limit = self.largest_entry();
-        match bytes <= limit {
-            true => Ok(()),
-            false => Err(StoreError::TooLarge { bytes, limit }),
-        }
-    }
-}
 
 impl NodeLog {
     /// What is to be done once a second, and when the log is pressed: says what is committed, shrinks
@@ -149,18 +110,5 @@ fn gone_is_done<T>(answer: Result<T, StoreError>) -> Result<(), StoreError> {
     match answer {
         Ok(_) | Err(StoreError::Removed { .. }) => Ok(()),
         Err(error) => Err(error),
-    }
-}
-
-#[cfg(any(test, feature = "testing"))]
-impl NodeLog {
-    /// Whether more may be proposed: ask before an entry is handed to raft, which takes a refusal of
-    /// [`ReplicaLog::append`] for the end of the replica.
-    ///
-    /// # Errors
-    /// [`StoreError::Full`] where the log has reached its limit but for what is kept for removals,
-    /// [`StoreError::NoRoom`] where its disk is full.
-    pub fn admit(&self) -> Result<(), StoreError> {
-        self.shared.admit()
     }
 }

@@ -9,9 +9,8 @@ use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
 use crate::raftlog::error::StoreError;
 use crate::raftlog::frames::{ENTRIES_HEAD, ENTRY_HEAD, Entries, Payloads, PayloadsBuf, StreamFrame};
 use crate::raftlog::index::Run;
-use crate::raftlog::limit::Cuts;
-use crate::raftlog::node_log::{NodeLog, NodeLogInner};
-use crate::raftlog::room::Patience;
+use crate::raftlog::patience::Patience;
+use crate::raftlog::shared::NodeLogInner;
 use crate::raftlog::state::{Holding, Live, ReplicaStream, StreamState};
 
 /// An entry of a group's log.
@@ -64,13 +63,6 @@ impl ReplicaLog {
 
     pub(super) fn shared(&self) -> &Arc<NodeLogInner> {
         &self.log
-    }
-
-    /// The log that it is in.
-    pub(super) fn node_log(&self) -> NodeLog {
-        NodeLog {
-            shared: Arc::clone(&self.log),
-        }
     }
 
     /// Its id.
@@ -535,8 +527,10 @@ impl ReplicaLog {
         (bytes, self.replica.pinned())
     }
 
-    /// The last entries in frames below these cuts.
-    pub(super) fn entries_below(&self, cuts: Cuts) -> (Option<u64>, Option<u64>) {
+    /// The last entry that the log keeps only for those that are known to lack it, and the last that it
+    /// keeps for none of them.
+    pub(crate) fn dispensable(&self) -> (Option<u64>, Option<u64>) {
+        let cuts = self.log.cuts();
         let live = self.replica.live.lock();
         let index = &live.state.index;
         (index.last_below(cuts.soft), index.last_below(cuts.hard))

@@ -10,18 +10,16 @@
 //! what is removed is gone from the disk, and from the logs, only when it is in tables.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
 use collie_log::LogError;
-use tokio::sync::watch;
 
 use crate::raftlog::error::StoreError;
-use crate::raftlog::node_log::{NodeLog, NodeLogInner};
+use crate::raftlog::node_log::NodeLog;
+use crate::raftlog::patience::Patience;
 use crate::raftlog::replica_log::ReplicaLog;
+use crate::raftlog::shared::NodeLogInner;
 
-/// From one attempt of an append that waits to the next.
-const PAUSE: Duration = Duration::from_millis(200);
 /// Of what is prepared, entries of a leader leave so many bytes to votes and purges; in a log with a
 /// small ring, a part of that.
 const KEPT: u64 = 256 << 10;
@@ -31,58 +29,6 @@ const FOR_REMOVALS: u64 = 1 << 20;
 const FOR_REMOVALS_OF_RING: u64 = 4;
 /// A vote is granted where so many bytes are prepared.
 const VOTE: u64 = 4 << 10;
-
-/// Until when appends wait for room on a full disk.
-#[derive(Debug, Clone)]
-pub(crate) struct Patience {
-    /// Ends all waits once it is `true`, or gone.
-    stop: watch::Receiver<bool>,
-    /// How many wait.
-    waiting: Arc<AtomicUsize>,
-}
-
-impl Patience {
-    pub(crate) fn until(stop: watch::Receiver<bool>) -> Self {
-        Self {
-            stop,
-            waiting: Arc::default(),
-        }
-    }
-
-    /// Whether an append waits.
-    pub(crate) fn is_waiting(&self) -> bool {
-        // Relaxed: it is shown, and nothing hangs on it.
-        self.waiting.load(Ordering::Relaxed) > 0
-    }
-
-    /// Waits a moment; `false` where it is to wait no longer.
-    async fn pause(&self) -> bool {
-        let _counted = Counted::new(&self.waiting);
-        let mut stop = self.stop.clone();
-        tokio::select! {
-            biased;
-            _ = stop.wait_for(|stop| *stop) => false,
-            () = tokio::time::sleep(PAUSE) => true,
-        }
-    }
-}
-
-/// One that waits. Dropped, it waits no longer.
-struct Counted<'a>(&'a AtomicUsize);
-
-impl<'a> Counted<'a> {
-    fn new(waiting: &'a AtomicUsize) -> Self {
-        // Relaxed, also below: see `is_waiting`.
-        waiting.fetch_add(1, Ordering::Relaxed);
-        Self(waiting)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 impl NodeLogInner {
     /// Why no more room could be prepared on the disk when that was last tried, if it is full, or why
@@ -120,7 +66,7 @@ impl NodeLogInner {
             self.check_prepared(self.needed(purpose))?;
         }
         if purpose == Purpose::Remove {
-            self.count_removals(bytes);
+            self.limit.count_removals(bytes);
         }
         Ok(reserved)
     }
@@ -263,7 +209,7 @@ impl ReplicaLog {
     pub(crate) fn may_take_over(&self) -> bool {
         // Relaxed: see `set_may_take_over`.
         let may = self.shared().may_take_over.load(Ordering::Relaxed);
-        may && self.node_log().takes_no_writes().is_none()
+        may && self.shared().takes_no_writes().is_none()
     }
 
     /// Waits a moment before an append is tried again that found no room on the disk. Said once, where
@@ -288,12 +234,15 @@ impl ReplicaLog {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
     use crate::ids::{EntryId, LeaderId, Vote};
     use crate::raftlog::{Entry, NodeLogOptions};
     use collie_log::{LogOptions, RingMode, WritePath};
     use collie_sim::SimDevice;
     use tokio::runtime::{Builder, Runtime};
+    use tokio::sync::watch;
     use tokio::task::JoinHandle;
 
     const LEADER: LeaderId = LeaderId { term: 1, replica: 10 };

@@ -8,8 +8,8 @@ use collie_io::{Clock, RealClock};
 use collie_sim::Rng;
 
 use super::disks::DISKS;
-use super::faults::{DOWN_MS, Surroundings, Target, pause};
 use super::nodes::Nodes;
+use super::target::{DOWN_MS, Surroundings, Target, pause};
 
 /// How long an operation is waited for at which the power is cut, while nodes serve and while they open
 /// their stores, in milliseconds: afterwards it is cut wherever they are.

@@ -1,77 +1,18 @@
 //! What is done to nodes while clients work.
 
-use std::sync::atomic::AtomicBool;
-use std::thread::Scope;
-use std::time::Duration;
-
 use collie_sim::Rng;
 use rustix::process::Signal;
 
 use super::disk_faults;
 use super::links::{Flow, Flows};
-use super::load::{Board, Round, until_a_write};
 use super::nodes::Nodes;
-use super::notes::Notes;
 use super::plan::Fault;
+use super::target::{DOWN_MS, Surroundings, Target, pause};
 
-/// How long a node is down, or held, and how long a link is cut.
-pub(crate) const DOWN_MS: std::ops::Range<u64> = 0..2_000;
+/// How long a node is held, and how long a link is cut.
 const HELD_MS: std::ops::Range<u64> = 500..6_000;
 /// How slow a link is.
 const SLOW_MS: std::ops::Range<u64> = 10..200;
-/// How long a write is waited for.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// What a fault hits.
-pub(crate) struct Target {
-    /// The object whose leader it may be.
-    object: usize,
-    /// That leader, if it is known.
-    leader: Option<usize>,
-    pub(crate) victim: usize,
-}
-
-impl Target {
-    /// The victim; now and then another one, where the rest is a majority all the same.
-    pub(crate) fn victims(&self, nodes: usize, rng: &mut Rng) -> Vec<usize> {
-        let mut victims = vec![self.victim];
-        if nodes >= 5 && rng.coin() {
-            victims.push((self.victim + 1 + rng.index(nodes - 1)) % nodes);
-        }
-        victims
-    }
-}
-
-/// What the threads of a round share with the faults.
-pub(crate) struct Surroundings<'scope, 'env> {
-    pub(crate) scope: &'scope Scope<'scope, 'env>,
-    pub(crate) round: &'env Round,
-    pub(crate) board: &'env Board,
-    pub(crate) stop: &'env AtomicBool,
-    pub(crate) notes: &'env Notes,
-}
-
-impl Surroundings<'_, '_> {
-    /// Measures how long no write succeeds, if the fault hits the leader.
-    pub(crate) fn watch(&self, name: &'static str, target: &Target, ports: Vec<u16>) {
-        if target.leader != Some(target.victim) {
-            return;
-        }
-        let (stop, notes) = (self.stop, self.notes);
-        let Some(key) = self
-            .round
-            .objects
-            .get(target.object)
-            .map(super::load::Object::probe)
-        else {
-            return;
-        };
-        self.scope.spawn(move || {
-            let silence = until_a_write(&key, &ports, PATIENCE, stop);
-            notes.silence(name, silence);
-        });
-    }
-}
 
 /// Does something of this kind, and ends it again: nodes run and links work afterwards, though the
 /// cluster may not serve yet.
@@ -81,14 +22,7 @@ pub(crate) fn strike(
     rng: &mut Rng,
     around: &Surroundings<'_, '_>,
 ) -> anyhow::Result<()> {
-    let object = rng.index(around.round.objects.len());
-    let leader = nodes.leader(around.round.objects[object].slot());
-    let any = rng.index(nodes.len());
-    let target = Target {
-        object,
-        leader,
-        victim: if rng.one_in(3) { any } else { leader.unwrap_or(any) },
-    };
+    let target = Target::draw(around.round, nodes, rng);
     match kind {
         Fault::Kill => kill(&target, nodes, rng, around),
         Fault::Stop => {
@@ -143,11 +77,6 @@ pub(crate) fn kill_all(nodes: &mut Nodes) -> anyhow::Result<()> {
         nodes.restart(node)?;
     }
     Ok(())
-}
-
-/// Some of this time.
-pub(crate) fn pause(range_ms: std::ops::Range<u64>, rng: &mut Rng) -> Duration {
-    Duration::from_millis(range_ms.start + rng.below(range_ms.end - range_ms.start))
 }
 
 /// Which links carry nothing, or little. `victim`: the node that is cut off, if one is.

@@ -18,6 +18,7 @@ mod operation;
 mod plan;
 mod report;
 mod sockets;
+mod target;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,13 +33,14 @@ use collie_sim::Rng;
 use crate::args::ClusterArgs;
 use crate::figures;
 use crate::temporary::Temporary;
-use faults::{Surroundings, kill_all, strike};
+use faults::{kill_all, strike};
 use load::{Board, Round};
 use nodes::{Nodes, wait};
 use notes::Notes;
 use plan::Plan;
 pub(crate) use plan::{Fault, Product};
 use report::Report;
+use target::Surroundings;
 
 /// Faults of a round, at most.
 const FAULTS_MAX: u64 = 3;

@@ -7,7 +7,7 @@ use anyhow::Context;
 use collie_sim::Rng;
 use serde::Serialize;
 
-use super::Stage;
+use super::stage::Stage;
 use super::tmpfs::Tmpfs;
 use super::writers::{self, Tally};
 use crate::torture::served::{Served, Start};

@@ -8,7 +8,7 @@ use collie_cli::resp::{Client, Reply};
 use collie_io::{Clock, Device, RealClock, RealDevice};
 use serde::Serialize;
 
-use super::Stage;
+use super::stage::Stage;
 use super::tmpfs::Tmpfs;
 use crate::client;
 use crate::torture::served::Served;

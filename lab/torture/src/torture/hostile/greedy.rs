@@ -15,7 +15,8 @@ use collie_cli::resp::{Client, Reply};
 use collie_io::{Clock, Device, OpenMode, RealClock, RealDevice, write_all_at};
 use serde::Serialize;
 
-use super::{Stage, heavy};
+use super::heavy;
+use super::stage::Stage;
 use crate::args::HostileArgs;
 use crate::client;
 use crate::limits::allow_files;

@@ -12,7 +12,7 @@ use collie_cli::resp::{Client, Reply};
 use collie_io::{Clock, Device, OpenMode, RealClock, RealDevice, write_all_at};
 use serde::Serialize;
 
-use super::Stage;
+use super::stage::Stage;
 use crate::args::HostileArgs;
 use crate::client;
 use crate::torture::served::{Served, collie};

@@ -7,11 +7,11 @@ mod full;
 mod gone;
 mod greedy;
 mod heavy;
+mod stage;
 mod tmpfs;
 mod writers;
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Context;
 use collie_cli::Outcome;
@@ -19,21 +19,16 @@ use collie_cli::output::{Results, note};
 use collie_sim::Rng;
 use serde::Serialize;
 
-use super::served::{Served, moderate};
+use super::served::Served;
 use crate::args::{HostileArgs, HostilePart};
 use crate::temporary::Temporary;
+use stage::Stage;
 use tmpfs::Tmpfs;
 
 /// Where it is set, what cannot be tested is a failure.
 const REQUIRE_TOOLS: &str = "COLLIE_REQUIRE_TOOLS";
 /// The size of a file system that is mounted to see whether one can be, in bytes.
 const TRIAL: u64 = 1 << 20;
-
-/// What the servers of all parts have in common.
-pub(crate) struct Stage {
-    dir: PathBuf,
-    rings: Option<PathBuf>,
-}
 
 /// What was found in all parts.
 #[derive(Debug, Serialize)]
@@ -46,26 +41,6 @@ struct Report {
     full: Option<full::Report>,
     vanished: Option<gone::Report>,
     violations: Vec<String>,
-}
-
-impl Stage {
-    /// The command of a server on a store.
-    fn server(&self, store: &Path) -> anyhow::Result<Vec<OsString>> {
-        moderate(store, self.rings.as_deref())
-    }
-
-    /// Has a server end in order.
-    fn end(&self, server: &mut Served, violations: &mut Vec<String>) -> anyhow::Result<()> {
-        let status = server.end()?;
-        if !status.success() {
-            violations.push(format!(
-                "a server ended with {status}, asked to end in order; it said:\n{}",
-                server.said()
-            ));
-        }
-        violations.extend(server.panics());
-        Ok(())
-    }
 }
 
 pub(crate) fn run(args: &HostileArgs, seed: u64) -> anyhow::Result<Outcome> {

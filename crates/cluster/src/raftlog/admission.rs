@@ -1,0 +1,225 @@
+//! What a log takes before it is proposed: nothing more where it is too long, and no entry that is too large.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::raftlog::error::StoreError;
+use crate::raftlog::frames::{ENTRIES_HEAD, ENTRY_HEAD};
+use crate::raftlog::limit::writes_below;
+use crate::raftlog::node_log::NodeLog;
+use crate::raftlog::replica_log::ReplicaLog;
+use crate::raftlog::shared::NodeLogInner;
+use crate::raftlog::state::Holding;
+
+/// A log that is full is waited for so long before commands are refused: it is being made shorter.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+impl NodeLogInner {
+    /// Says who holds the log if it has so many bytes.
+    fn full_at(&self, bytes: u64) -> Option<StoreError> {
+        let (used, since) = self.limit.full_since(&self.log, bytes)?;
+        let (holder, held, why) = self.holder();
+        Some(StoreError::Full {
+            used,
+            limit: self.limit.bytes(),
+            holder,
+            held,
+            why,
+            lasts: since.elapsed() >= PATIENCE,
+        })
+    }
+
+    /// Who holds the log's oldest part, how much of the log that is, and why.
+    fn holder(&self) -> (String, u64, Option<Holding>) {
+        let Some((name, from)) = self.log.holders().into_iter().next() else {
+            return ("its last segment".to_owned(), self.used(), None);
+        };
+        let replicas = self.replicas();
+        let replica = replicas.iter().find(|replica| replica.holder() == name);
+        let why = replica.map(|replica| replica.holding());
+        (name, self.log.appended().saturating_sub(from), why)
+    }
+
+    /// Where the log is full, why: as [`NodeLogInner::admit`] would say.
+    pub(super) fn full(&self) -> Option<StoreError> {
+        self.full_at(writes_below(self.limit.bytes()))
+    }
+
+    /// Why it takes no writes, where that lasts: its disk is full, or it has been too long for seconds.
+    pub(super) fn takes_no_writes(&self) -> Option<StoreError> {
+        let full = || self.full().filter(StoreError::lasts);
+        self.shortage().or_else(full)
+    }
+
+    /// Refuses a write where the log is full or its disk is.
+    pub(super) fn admit(&self) -> Result<(), StoreError> {
+        self.limit.press(&self.log);
+        let full = self.shortage();
+        self.refuse(full.or_else(|| self.full()))
+    }
+
+    /// Refuses what takes data away where the log is full for that, too: it has reached its limit, and has
+    /// taken removals since for the part that is kept for them. Entries of other leaders may have taken that
+    /// part, and more, before a removal came that lets them go.
+    pub(super) fn admit_removal(&self) -> Result<(), StoreError> {
+        self.limit.press(&self.log);
+        let full = self.full_at(self.limit.bytes());
+        let is_left = self.limit.takes_removals();
+        self.refuse(full.filter(|_| !is_left))
+    }
+
+    fn refuse(&self, full: Option<StoreError>) -> Result<(), StoreError> {
+        let Some(full) = full else { return Ok(()) };
+        // Relaxed, also below: a number and a flag by themselves.
+        self.counters.refused.fetch_add(1, Ordering::Relaxed);
+        self.has_refused.store(true, Ordering::Relaxed);
+        Err(full)
+    }
+}
+
+impl NodeLog {
+    /// Where the log is full, why.
+    pub(crate) fn full(&self) -> Option<StoreError> {
+        self.shared.full()
+    }
+
+    /// Why it takes no writes, where that lasts: its disk is full, or it has been too long for seconds.
+    pub(crate) fn takes_no_writes(&self) -> Option<StoreError> {
+        self.shared.takes_no_writes()
+    }
+
+    /// Whether a write was refused since this was last asked.
+    pub(crate) fn has_refused(&self) -> bool {
+        self.shared.has_refused.swap(false, Ordering::Relaxed)
+    }
+}
+
+impl ReplicaLog {
+    /// As [`NodeLog::admit`], of the log that this replica is in.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`], [`StoreError::NoRoom`].
+    pub fn admit(&self) -> Result<(), StoreError> {
+        self.shared().admit()
+    }
+
+    /// The same of a proposal that takes data away: a part of the log's limit is kept for these. On a full
+    /// disk it has what is prepared, see [`ReplicaLog::reserve`].
+    ///
+    /// # Errors
+    /// [`StoreError::Full`].
+    pub(crate) fn admit_removal(&self) -> Result<(), StoreError> {
+        self.shared().admit_removal()
+    }
+
+    /// Where its log is full, why.
+    pub(crate) fn full(&self) -> Option<StoreError> {
+        self.shared().full()
+    }
+
+    /// The largest entry that a frame of the log takes, in bytes.
+    pub(crate) fn largest_entry(&self) -> usize {
+        let most = self.shared().options.log.max_payload();
+        most.saturating_sub(ENTRIES_HEAD + ENTRY_HEAD)
+    }
+
+    /// Refuses an entry of so many bytes where no frame takes it: raft would take a refusal of the append
+    /// for the end of the replica.
+    ///
+    /// # Errors
+    /// [`StoreError::TooLarge`].
+    pub(crate) fn check_size(&self, bytes: usize) -> Result<(), StoreError> {
+        let limit = self.largest_entry();
+        match bytes <= limit {
+            true => Ok(()),
+            false => Err(StoreError::TooLarge { bytes, limit }),
+        }
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl NodeLog {
+    /// Whether more may be proposed: ask before an entry is handed to raft, which takes a refusal of
+    /// [`ReplicaLog::append`] for the end of the replica.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`] where the log has reached its limit but for what is kept for removals,
+    /// [`StoreError::NoRoom`] where its disk is full.
+    pub fn admit(&self) -> Result<(), StoreError> {
+        self.shared.admit()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::ids::{EntryId, LeaderId};
+    use crate::raftlog::limit::FOR_REMOVALS;
+    use crate::raftlog::{Entry, NodeLogOptions, Purpose};
+    use collie_sim::SimDevice;
+
+    /// A follower's log takes what its leader sends, beyond its limit too. What its own leaders remove
+    /// would be refused for good, and nothing would let go of the log.
+    #[test]
+    fn removals_have_their_part_in_a_log_that_is_beyond_its_limit() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            const LIMIT: u64 = 4 << 20;
+            let mut options = NodeLogOptions {
+                log_limit: Some(LIMIT),
+                ..NodeLogOptions::default()
+            };
+            options.log.device = Arc::new(SimDevice::new(1));
+            options.log.ring = collie_log::RingMode::Private;
+            options.log.ring_bytes = 64 << 10;
+            let log = NodeLog::open("/log", options).unwrap();
+            tokio::spawn(log.run());
+            let replica = log.create(1, 10).await.unwrap();
+            let leader = LeaderId { term: 1, replica: 10 };
+            let id = |index| EntryId { leader, index };
+            let mut index = 0;
+            let mut fill = async || {
+                while log.shared.used() < LIMIT * 5 / 4 {
+                    let entry = Entry {
+                        id: id(index),
+                        payload: vec![7; 10_000].into(),
+                    };
+                    replica.append(vec![entry], |_| {}).await.unwrap();
+                    index += 1;
+                }
+            };
+            let removals = || {
+                let mut taken = 0;
+                while replica.admit_removal().is_ok() {
+                    drop(replica.reserve(4 << 10, Purpose::Remove).unwrap());
+                    taken += 4 << 10;
+                }
+                taken
+            };
+            fill().await;
+            assert!(replica.admit().is_err());
+            assert_eq!((removals(), removals()), (LIMIT / FOR_REMOVALS, 0));
+            // They have let go of it, and it is full again.
+            replica
+                .purge_durably(replica.bounds().last.unwrap())
+                .await
+                .unwrap();
+            let let_go = async {
+                while replica.admit().is_err() {
+                    log.maintain(&|_| {}).await.unwrap();
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            let let_go = tokio::time::timeout(Duration::from_secs(30), let_go).await;
+            let_go.expect("the log is as long as before");
+            fill().await;
+            assert!(replica.admit().is_err());
+            assert_eq!(removals(), LIMIT / FOR_REMOVALS);
+        });
+    }
+}

@@ -1,0 +1,424 @@
+//! What all handles to a log of a node share: the log, and which replicas are in it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use collie_log::{Log, LogError, LogOptions, Lsn, RecoveryMode, Span, Worker};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::ids::{GroupId, ReplicaId};
+use crate::raftlog::completion::{Completion, Done};
+use crate::raftlog::error::StoreError;
+use crate::raftlog::frames::{Directory, Listed, NODE_STREAM, STREAMS, StreamFrame, Tombstone};
+use crate::raftlog::limit::{Cuts, Limit, used};
+use crate::raftlog::options::NodeLogOptions;
+use crate::raftlog::recovery::{QUARANTINED, Quarantined, Recovered, Recovery};
+use crate::raftlog::state::{ReplicaStream, StreamIdentity, StreamState};
+
+/// Who holds the log for stream 0.
+const NODE_HOLDER: &str = "raft/node";
+/// Threads of a runtime that append at one instant; more wait for as long as a copy takes.
+const WORKERS: usize = 16;
+/// A frame of entries is closed at so many bytes.
+const FRAME_BYTES: usize = 1 << 20;
+
+/// Counters that the log's statistics show.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) flushes: AtomicU64,
+    pub(super) rewrites: AtomicU64,
+    pub(super) refused: AtomicU64,
+}
+
+pub(super) struct NodeLogInner {
+    pub(super) log: Log,
+    /// Whether the log has threads that make room. Without, an append waits for it by itself.
+    pub(super) threads: bool,
+    workers: Vec<Mutex<Worker>>,
+    pub(super) completion: Completion,
+    pub(super) node: Mutex<Registry>,
+    pub(super) options: NodeLogOptions,
+    pub(super) limit: Limit,
+    pub(super) counters: Counters,
+    /// Whether replicas in this log may take over leadership: its disk has not been full lately.
+    pub(super) may_take_over: AtomicBool,
+    /// Room on its disk is left to what makes room.
+    pub(super) withheld: AtomicBool,
+    /// Bytes of entries that room is reserved for.
+    pub(super) reserved: AtomicU64,
+    /// Something was refused since who waits for room was last woken.
+    pub(super) has_refused: AtomicBool,
+    pub(super) dir: PathBuf,
+}
+
+/// What concerns all streams. Its lock is taken before a replica's.
+#[derive(Default)]
+pub(super) struct Registry {
+    /// By stream.
+    replicas: BTreeMap<u32, Arc<ReplicaStream>>,
+    pub(super) quarantined: Vec<Quarantined>,
+    pub(super) tombstones: BTreeMap<ReplicaId, GroupId>,
+    pub(super) tombstones_lost: bool,
+    /// Streams that are in use no more, and their last frames.
+    retired: BTreeMap<u32, Lsn>,
+    /// Replicas that were removed since the last directory, which hold the log for their tombstone.
+    buried: Vec<Arc<ReplicaStream>>,
+    /// The last frame of stream 0.
+    last_frame: Lsn,
+    /// The end of the last directory.
+    directory_end: Lsn,
+    last_stream: u32,
+}
+
+impl NodeLogInner {
+    /// Opens the log in `dir`. It may become as long as `limit`, and `pressed` is woken when it is to be made
+    /// shorter.
+    pub(super) fn open(
+        dir: &Path,
+        options: NodeLogOptions,
+        limit: u64,
+        pressed: Arc<Notify>,
+    ) -> Result<Self, StoreError> {
+        let options = options.fitting(limit);
+        let log_options = LogOptions {
+            recovery_mode: RecoveryMode::SkipDamaged,
+            ..options.log.clone()
+        };
+        let threads = log_options.threads;
+        let workers = WORKERS.min(log_options.max_workers);
+        let mut recovery = Recovery::default();
+        let log = Log::open_with(dir, log_options, |frame| recovery.visit(frame))?;
+        let recovered = recovery.finish(&log.recovery().damaged);
+        let workers = (0..workers).map(|_| log.worker().map(Mutex::new));
+        let this = Self {
+            workers: workers.collect::<Result<_, _>>()?,
+            threads,
+            completion: Completion::default(),
+            node: Mutex::new(Registry::recovered(recovered, &log)),
+            options,
+            limit: Limit::new(limit, pressed),
+            counters: Counters::default(),
+            may_take_over: AtomicBool::new(true),
+            withheld: AtomicBool::new(false),
+            reserved: AtomicU64::new(0),
+            has_refused: AtomicBool::new(false),
+            dir: dir.to_owned(),
+            log,
+        };
+        // From here on, damage to what was read is seen by whom it hits. On a full disk that comes
+        // later: until then all of the log is retained.
+        match this.append_directory(true) {
+            Err(StoreError::Log(error @ LogError::StorageFull { .. })) => {
+                tracing::error!(%error, "a log of the node is opened on a full disk");
+            }
+            done => done?,
+        }
+        Ok(this)
+    }
+
+    /// Appends a frame without waiting for room, if the log has threads that make it.
+    pub(super) fn append(
+        &self,
+        stream: u32,
+        frame: &StreamFrame<'_>,
+        payload: &[u8],
+    ) -> Result<Span, LogError> {
+        self.append_to_log(stream, frame.kind(), payload, !self.threads)
+    }
+
+    fn append_to_log(&self, stream: u32, kind: u8, payload: &[u8], wait: bool) -> Result<Span, LogError> {
+        let worker = self.workers.get(stream as usize % self.workers.len());
+        let mut worker = worker.ok_or(LogError::Closed)?.lock();
+        if wait {
+            worker.append(stream, kind, payload)
+        } else {
+            worker.try_append(stream, kind, payload)
+        }
+    }
+
+    /// Calls `done` when the log is durable up to `end`.
+    pub(super) fn when_durable(&self, end: Lsn, done: Done) {
+        self.completion.add(end, done);
+        // It may have become durable before it was added.
+        let durable = self.log.durable();
+        if durable >= end {
+            self.completion.complete(durable);
+        }
+    }
+
+    /// Entries go into one frame up to so many bytes; a longer one has a frame for itself.
+    pub(super) fn frame_bytes(&self) -> usize {
+        FRAME_BYTES.min(self.options.log.max_payload())
+    }
+
+    /// Entries in frames that end there or before need not be in memory.
+    pub(super) fn cache_cut(&self) -> Lsn {
+        let far = self.log.appended().saturating_sub(self.options.cache_bytes);
+        // What is not durable cannot be read from the log.
+        far.min(self.log.durable())
+    }
+
+    /// Bytes from the oldest segment on.
+    pub(super) fn used(&self) -> u64 {
+        used(&self.log)
+    }
+
+    /// What the log keeps now.
+    pub(super) fn cuts(&self) -> Cuts {
+        self.limit.cuts(&self.log, self.options.retention)
+    }
+
+    pub(super) fn replicas(&self) -> Vec<Arc<ReplicaStream>> {
+        self.node.lock().replicas.values().cloned().collect()
+    }
+
+    pub(super) fn try_create(
+        &self,
+        identity: StreamIdentity,
+        payload: &mut Vec<u8>,
+    ) -> Result<(Arc<ReplicaStream>, Span), StoreError> {
+        // Held until the replica is listed: no directory behind its first frame leaves it out.
+        let mut node = self.node.lock();
+        let (group, id) = (identity.group, identity.replica);
+        if node.replica(id).is_some() {
+            return Err(StoreError::Exists { group, replica: id });
+        }
+        node.check_absent(id)?;
+        let stream = node.free_stream(self.log.oldest())?;
+        let mut state = StreamState::default();
+        let frame = StreamFrame::State(state.as_frame(identity));
+        frame.encode(0, payload);
+        let span = self.append(stream, &frame, payload)?;
+        state.apply(0, &frame, span);
+        let replica = Arc::new(ReplicaStream::new(stream, identity, state));
+        replica.pin(&self.log, span.start);
+        node.replicas.insert(stream, Arc::clone(&replica));
+        node.last_stream = stream;
+        Ok((replica, span))
+    }
+
+    /// Appends a tombstone, and waits for room or not.
+    pub(super) fn try_remove(
+        &self,
+        tombstone: Tombstone,
+        payload: &mut Vec<u8>,
+        wait: bool,
+    ) -> Result<Option<Span>, StoreError> {
+        let wait = wait || !self.threads;
+        let mut node = self.node.lock();
+        if node.tombstones.contains_key(&tombstone.replica) {
+            return Ok(None);
+        }
+        let frame = StreamFrame::Tombstone(tombstone);
+        let span = match node.replica(tombstone.replica) {
+            Some(replica) => {
+                let mut live = replica.live.lock();
+                let prev = live.state.last_frame;
+                frame.encode(prev, payload);
+                let span = self.append_to_log(replica.stream, frame.kind(), payload, wait)?;
+                live.state.apply(prev, &frame, span);
+                drop(live);
+                node.replicas.remove(&replica.stream);
+                node.retired.insert(replica.stream, span.start);
+                node.buried.push(replica);
+                span
+            }
+            None => {
+                frame.encode(node.last_frame, payload);
+                let span = self.append_to_log(NODE_STREAM, frame.kind(), payload, wait)?;
+                node.last_frame = span.start;
+                span
+            }
+        };
+        node.tombstones.insert(tombstone.replica, tombstone.group);
+        let quarantined = node
+            .quarantined
+            .iter()
+            .position(|lost| lost.replica == tombstone.replica);
+        if let Some(at) = quarantined {
+            let lost = node.quarantined.remove(at);
+            // Its frames are damaged: which is the last is not known.
+            node.retired.insert(lost.stream, QUARANTINED);
+            let log = self.log.clone();
+            let release = move |answer: Result<(), StoreError>| {
+                if answer.is_ok() {
+                    log.release(&lost.holder());
+                }
+            };
+            drop(node);
+            self.when_durable(span.end, Box::new(release));
+        }
+        Ok(Some(span))
+    }
+
+    /// Whether a segment's length of log has no directory.
+    pub(super) fn directory_is_due(&self) -> bool {
+        let end = self.node.lock().directory_end;
+        self.log.appended().saturating_sub(end) >= self.options.log.segment_bytes
+    }
+
+    /// Whether the log lets go of what is below `mark` only with another directory: of the last one,
+    /// or of replicas that were removed.
+    pub(super) fn directory_holds(&self, mark: Lsn) -> bool {
+        let node = self.node.lock();
+        node.directory_end < mark || !node.buried.is_empty()
+    }
+
+    /// Lets go of what is kept below the last directory of replicas that damage took frames of. They stay
+    /// quarantined, as each directory says; all others need the room.
+    pub(super) fn let_go_of_damaged(&self) {
+        let mut node = self.node.lock();
+        let mark = node.directory_end;
+        for lost in &mut node.quarantined {
+            if lost.oldest < mark {
+                let (replica, group) = (lost.replica, lost.group);
+                tracing::error!(
+                    replica,
+                    group,
+                    "the log is full, and lets go of what was left of a replica that damage took frames of"
+                );
+                lost.oldest = mark;
+                self.log.retain(&lost.holder(), mark);
+            }
+        }
+    }
+
+    /// Appends a directory when there is room.
+    pub(super) async fn append_directory_async(&self) -> Result<(), StoreError> {
+        loop {
+            match self.append_directory(!self.threads) {
+                Err(StoreError::Log(LogError::WouldBlock)) => {
+                    // Of a small frame, since others may come and go until then.
+                    self.log.room(0).await?;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// Appends a directory, and waits for room or not. What it names is released when it is durable.
+    pub(super) fn append_directory(&self, wait: bool) -> Result<(), StoreError> {
+        let mut node = self.node.lock();
+        let node = &mut *node;
+        // Before any line is made: a replica's line knows all its frames below.
+        let as_of = self.log.appended();
+        let replicas: Vec<_> = node.replicas.values().map(|replica| replica.list()).collect();
+        let lines = replicas.iter().map(|(line, _)| *line);
+        let lines = lines.chain(node.quarantined.iter().map(Quarantined::listed));
+        let lines = lines.chain(node.tombstones.iter().map(|(&replica, &group)| Listed {
+            stream: NODE_STREAM,
+            group,
+            replica,
+            generation: 0,
+            last_frame: 0,
+            oldest: None,
+        }));
+        let lines = lines.collect();
+        let frame = StreamFrame::Directory(Directory { as_of, lines });
+        let mut payload = Vec::new();
+        frame.encode(node.last_frame, &mut payload);
+        let span = self.append_to_log(NODE_STREAM, frame.kind(), &payload, wait)?;
+        node.last_frame = span.start;
+        node.directory_end = span.end;
+        let (log, buried) = (self.log.clone(), std::mem::take(&mut node.buried));
+        let done = move |answer: Result<(), StoreError>| {
+            if answer.is_err() {
+                return;
+            }
+            for (line, replica) in replicas {
+                replica.live.lock().state.named(span.start);
+                replica.pin(&log, line.oldest.unwrap_or_default());
+            }
+            for replica in buried {
+                replica.unpin(&log);
+            }
+            log.retain(NODE_HOLDER, span.start);
+        };
+        self.completion.add(span.end, Box::new(done));
+        Ok(())
+    }
+}
+
+impl Registry {
+    /// What an opened log holds, which from now on retains what is needed.
+    fn recovered(recovered: Recovered, log: &Log) -> Self {
+        let mut node = Self {
+            quarantined: recovered.quarantined,
+            tombstones: recovered.tombstones,
+            tombstones_lost: recovered.tombstones_lost,
+            retired: recovered.retired,
+            last_frame: recovered.node_frame,
+            ..Self::default()
+        };
+        // The first holder lets go of what others have yet to retain, so it retains all, until the
+        // first directory of this opening is durable.
+        log.retain(NODE_HOLDER, log.recovery().first_frame);
+        for lost in &node.quarantined {
+            log.retain(&lost.holder(), lost.oldest);
+        }
+        for (stream, identity, state) in recovered.replicas {
+            let oldest = state.oldest_needed();
+            let replica = ReplicaStream::new(stream, identity, state);
+            replica.pin(log, oldest);
+            node.replicas.insert(stream, Arc::new(replica));
+        }
+        node
+    }
+
+    pub(super) fn replica(&self, id: ReplicaId) -> Option<Arc<ReplicaStream>> {
+        let mut replicas = self.replicas.values();
+        replicas.find(|replica| replica.identity.replica == id).cloned()
+    }
+
+    /// Refuses ids that were here.
+    pub(super) fn check_absent(&self, id: ReplicaId) -> Result<(), StoreError> {
+        if self.tombstones.contains_key(&id) {
+            return Err(StoreError::Removed { replica: id });
+        }
+        match self.quarantined.iter().find(|lost| lost.replica == id) {
+            Some(lost) => Err(StoreError::Quarantined {
+                group: lost.group,
+                replica: id,
+                lost: lost.lost.clone(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// A number that no frame of the log has, which begins at `oldest`.
+    fn free_stream(&mut self, oldest: Lsn) -> Result<u32, StoreError> {
+        self.retired.retain(|_, last_frame| *last_frame >= oldest);
+        let taken = |stream: &u32| {
+            self.replicas.contains_key(stream)
+                || self.retired.contains_key(stream)
+                || self.quarantined.iter().any(|lost| lost.stream == *stream)
+        };
+        let behind = self.last_stream + 1..STREAMS;
+        let mut free = behind.chain(1..=self.last_stream).filter(|stream| !taken(stream));
+        free.next().ok_or(StoreError::Streams { limit: STREAMS })
+    }
+}
+
+impl Quarantined {
+    /// How it holds the log.
+    fn holder(&self) -> String {
+        format!(
+            "raft/quarantined replica {} of group {}, stream {}",
+            self.replica, self.group, self.stream
+        )
+    }
+
+    fn listed(&self) -> Listed {
+        Listed {
+            stream: self.stream,
+            group: self.group,
+            replica: self.replica,
+            generation: self.generation,
+            last_frame: QUARANTINED,
+            oldest: Some(self.oldest),
+        }
+    }
+}

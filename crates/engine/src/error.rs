@@ -377,6 +377,14 @@ fn holder(pid: Option<u32>) -> String {
 }
 
 impl Error {
+    pub(crate) fn invalid_option(option: &'static str, value: impl ToString, reason: &str) -> Self {
+        Self::InvalidOption {
+            option,
+            value: value.to_string(),
+            reason: reason.into(),
+        }
+    }
+
     /// Whether the same transaction, or the same write, may succeed when it is run again from its
     /// beginning: [`Conflict`](Self::Conflict), [`Deadlock`](Self::Deadlock),
     /// [`LockTimeout`](Self::LockTimeout) and [`TransactionAborted`](Self::TransactionAborted).

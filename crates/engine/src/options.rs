@@ -394,7 +394,7 @@ impl Options {
         match self.reserve_bytes {
             Some(bytes) if bytes >= disk => {
                 let reason = format!("the store's file system has {disk} bytes");
-                Err(invalid("reserve_bytes", bytes, &reason))
+                Err(Error::invalid_option("reserve_bytes", bytes, &reason))
             }
             _ => Ok(()),
         }
@@ -402,7 +402,7 @@ impl Options {
 
     pub(crate) fn check(&self) -> Result<()> {
         if !(2..WORKERS_OF_LOG).contains(&self.max_workers) {
-            return Err(invalid(
+            return Err(Error::invalid_option(
                 "max_workers",
                 self.max_workers,
                 "it must be from 2 to 65535",
@@ -413,16 +413,20 @@ impl Options {
         shared::check_open_files(self.max_open_files)?;
         if self.disable_wal && matches!(self.journal, Journal::External(_)) {
             let reason = "an external journal takes the log's place; leave it false";
-            return Err(invalid("disable_wal", true, reason));
+            return Err(Error::invalid_option("disable_wal", true, reason));
         }
         if self.wal_recovery_mode == WalRecoveryMode::SkipDamaged {
             let reason = "a database whose log has a hole is not the one that it was; PointInTimeRecovery \
                           truncates at the damage";
-            return Err(invalid("wal_recovery_mode", "SkipDamaged", reason));
+            return Err(Error::invalid_option("wal_recovery_mode", "SkipDamaged", reason));
         }
         if self.max_commit_bytes != 0 && !(1 << 10..=u64::from(u32::MAX)).contains(&self.max_commit_bytes) {
             let reason = "it must be from 1 KiB to 4 GiB less a byte, or 0 for one frame of the log";
-            return Err(invalid("max_commit_bytes", self.max_commit_bytes, reason));
+            return Err(Error::invalid_option(
+                "max_commit_bytes",
+                self.max_commit_bytes,
+                reason,
+            ));
         }
         shared::check_budget(self.max_memtable_bytes)?;
         if let Some(limit) = self.max_total_wal_size
@@ -434,7 +438,7 @@ impl Options {
                  flush without end and free nothing; raise it or lower segment_bytes",
                 self.segment_bytes
             );
-            return Err(invalid("max_total_wal_size", limit, &reason));
+            return Err(Error::invalid_option("max_total_wal_size", limit, &reason));
         }
         self.of_log().check()?;
         self.default_family.check()?;
@@ -458,28 +462,36 @@ impl FamilyOptions {
     pub(crate) fn check(&self) -> Result<()> {
         if self.max_write_buffers < 2 {
             let reason = "one memtable is written while another is flushed, so two are the least";
-            return Err(invalid("max_write_buffers", self.max_write_buffers, reason));
+            return Err(Error::invalid_option(
+                "max_write_buffers",
+                self.max_write_buffers,
+                reason,
+            ));
         }
         if self.max_write_buffers > WRITE_BUFFERS_MOST {
             let reason = "every read looks through all of them; the most is 1024";
-            return Err(invalid("max_write_buffers", self.max_write_buffers, reason));
+            return Err(Error::invalid_option(
+                "max_write_buffers",
+                self.max_write_buffers,
+                reason,
+            ));
         }
         if self.write_buffer_bytes > WRITE_BUFFER_MOST {
-            return Err(invalid(
+            return Err(Error::invalid_option(
                 "write_buffer_bytes",
                 self.write_buffer_bytes,
                 "the most is 2^40",
             ));
         }
         if self.write_buffer_bytes < 4096 {
-            return Err(invalid(
+            return Err(Error::invalid_option(
                 "write_buffer_bytes",
                 self.write_buffer_bytes,
                 "the least is 4096",
             ));
         }
         if !(512..=1 << 20).contains(&self.block_bytes) {
-            return Err(invalid(
+            return Err(Error::invalid_option(
                 "block_bytes",
                 self.block_bytes,
                 "it must lie in 512..=1048576",
@@ -487,28 +499,24 @@ impl FamilyOptions {
         }
         if self.level0_compaction < 2 || usize::from(self.level0_compaction) > self.level0_slowdown {
             let reason = "it must be at least 2 and at most level0_slowdown";
-            return Err(invalid("level0_compaction", self.level0_compaction, reason));
+            return Err(Error::invalid_option(
+                "level0_compaction",
+                self.level0_compaction,
+                reason,
+            ));
         }
         if self.level0_stop > LEVEL0_MOST {
             let reason = "the table library counts at most 255 runs of a level, and some come unasked";
-            return Err(invalid("level0_stop", self.level0_stop, reason));
+            return Err(Error::invalid_option("level0_stop", self.level0_stop, reason));
         }
         if self.level0_stop < self.level0_slowdown {
             let reason = "it must not be below level0_slowdown";
-            return Err(invalid("level0_stop", self.level0_stop, reason));
+            return Err(Error::invalid_option("level0_stop", self.level0_stop, reason));
         }
         if !(4096..=TABLE_MOST).contains(&self.table_bytes) {
             let reason = "it must be from 4096 to 2^40";
-            return Err(invalid("table_bytes", self.table_bytes, reason));
+            return Err(Error::invalid_option("table_bytes", self.table_bytes, reason));
         }
         Ok(())
-    }
-}
-
-pub(crate) fn invalid(option: &'static str, value: impl ToString, reason: &str) -> Error {
-    Error::InvalidOption {
-        option,
-        value: value.to_string(),
-        reason: reason.into(),
     }
 }

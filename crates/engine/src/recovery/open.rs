@@ -27,7 +27,6 @@ use crate::background::threads::{Handle, start_threads};
 use crate::background::{flush, wal_limit};
 use crate::manifest::file::ManifestFile;
 use crate::manifest::{LogState, Manifest};
-use crate::options::invalid;
 use crate::recovery::store_lock::{self, StoreLock};
 use crate::recovery::{self, DirectoryContent, replay};
 use crate::store::family::FamilyState;
@@ -86,7 +85,7 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Handle> {
 
 /// Refuses options that are for another kind of store.
 fn check_journal(mut manifest: ManifestFile, options: &Options) -> Result<ManifestFile> {
-    let refused = |value: &str, reason: &str| Err(invalid("journal", value, reason));
+    let refused = |value: &str, reason: &str| Err(Error::invalid_option("journal", value, reason));
     match (&options.journal, manifest.log) {
         (Journal::Own, LogState::Off | LogState::On) | (Journal::External(_), LogState::External) => {}
         (Journal::External(_), _) if manifest.families.is_empty() => {

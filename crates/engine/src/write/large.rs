@@ -12,7 +12,6 @@ use std::sync::Arc;
 use collie_log::{FRAME_HEADER, Level, Lsn, Room};
 
 use crate::memtable::{At, Mem, UNPLACED};
-use crate::options::invalid;
 use crate::store::Store;
 use crate::store::family::{FamilyState, ViewLink};
 use crate::store::wal::RetainedParts;
@@ -153,7 +152,11 @@ fn append_parts<'a>(store: &'a Store, batch: &Batch) -> Result<Logged<'a>> {
             last.families.len(),
             store.max_frame_bytes()
         );
-        return Err(invalid("ring_bytes", store.options().ring_bytes, &reason));
+        return Err(Error::invalid_option(
+            "ring_bytes",
+            store.options().ring_bytes,
+            &reason,
+        ));
     }
     let retained = store.retain_parts(store.sequencer().appended());
     let mut payload = Vec::with_capacity(largest);

@@ -8,12 +8,11 @@ use collie_io::{Device, Policy, RealDevice, Scheduler};
 use collie_log::threads::ThreadPool;
 use lsm_tree::{Cache, DescriptorTable};
 
-use crate::Result;
 use crate::background::threads::pool::Threads;
 use crate::memtable::Chunks;
 use crate::memtable::chunks::{self, Reclaim};
-use crate::options::invalid;
 use crate::write::stall::Budget;
+use crate::{Error, Result};
 
 /// One set of background threads, one block cache, one table of open files and one budget of memory
 /// for memtables, for many stores ([`Options::shared`](crate::Options::shared)). A thousand stores
@@ -126,8 +125,8 @@ const THREADS_MOST: usize = 256;
 /// Whether so many threads of a kind can be started.
 pub(crate) fn check_threads(option: &'static str, threads: usize, least: usize) -> Result<()> {
     match threads {
-        n if n < least => Err(invalid(option, threads, "at least one is needed")),
-        n if n > THREADS_MOST => Err(invalid(option, threads, "the most is 256")),
+        n if n < least => Err(Error::invalid_option(option, threads, "at least one is needed")),
+        n if n > THREADS_MOST => Err(Error::invalid_option(option, threads, "the most is 256")),
         _ => Ok(()),
     }
 }
@@ -135,7 +134,11 @@ pub(crate) fn check_threads(option: &'static str, threads: usize, least: usize) 
 /// Whether so many open files are enough to begin with.
 pub(crate) fn check_open_files(files: usize) -> Result<()> {
     match files {
-        0 => Err(invalid("max_open_files", files, "at least one is needed")),
+        0 => Err(Error::invalid_option(
+            "max_open_files",
+            files,
+            "at least one is needed",
+        )),
         _ => Ok(()),
     }
 }
@@ -143,7 +146,11 @@ pub(crate) fn check_open_files(files: usize) -> Result<()> {
 /// Whether so much memory for memtables is enough to begin with.
 pub(crate) fn check_budget(limit: Option<u64>) -> Result<()> {
     match limit {
-        Some(limit) if limit < 64 << 10 => Err(invalid("max_memtable_bytes", limit, "the least is 65536")),
+        Some(limit) if limit < 64 << 10 => Err(Error::invalid_option(
+            "max_memtable_bytes",
+            limit,
+            "the least is 65536",
+        )),
         _ => Ok(()),
     }
 }

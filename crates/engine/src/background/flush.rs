@@ -40,14 +40,13 @@
 
 use std::sync::Arc;
 
-use collie_log::threads::Next;
 use collie_log::{Level, Lsn};
 use lsm_tree::{InternalValue, ValueType};
 use parking_lot::MutexGuard;
 
 use crate::Result;
-use crate::background::make_room;
-use crate::background::threads::queue::{FlushTask, pause_after};
+use crate::background::merging::keep_level0_countable;
+use crate::background::threads::queue::pause_after;
 use crate::manifest::{Edit, PendingRecord};
 use crate::memtable::Entry;
 use crate::store::Store;
@@ -55,20 +54,6 @@ use crate::store::family::FamilyState;
 use crate::store::view::{FlushCause, Sealed};
 use crate::tables::{self, Sampled, Writing};
 use crate::write::stall::Stall;
-
-/// Does one task of the flush queue.
-pub(crate) fn run(store: &Store) -> Next {
-    match store.queue().next_flush() {
-        Ok(FlushTask::Family(family)) => {
-            family.flushes().dequeue();
-            flush_in_turn(store, &family);
-        }
-        Ok(FlushTask::WalSize) => crate::background::wal_limit::flush_for_wal_size(store),
-        Ok(FlushTask::Room) => make_room::make_room(store),
-        Err(pause) => return Next::Sleep(pause),
-    }
-    Next::Again
-}
 
 /// How many of a family's sealed memtables a flush takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -161,13 +146,13 @@ fn register_sealed(
         && let Some(sealed) = family.view().sealed.first().cloned()
     {
         let record_own = || record(store, std::slice::from_mut(flush));
-        crate::background::compaction::keep_level0_countable(store, family, record_own)?;
+        keep_level0_countable(store, family, record_own)?;
         store.relieve_flush(
             || {
-                let written = flush.write(&make_room::taken_together(store, family, sealed.clone()))?;
+                let written = flush.write(&taken_together(store, family, sealed.clone()))?;
                 flush.register(written)
             },
-            || make_room::flush_makes_room(store, family, &sealed),
+            || flush_makes_room(store, family, &sealed),
         )?;
         store.update_stall(family);
         // One that was empty is recorded with the next one, which is its large commit's.
@@ -406,8 +391,37 @@ pub(crate) fn record_with_idle(store: &Store, flushes: &mut [Flush<'_>], end: Op
     Ok(())
 }
 
+/// The sealed memtables that a flush writes together, `oldest` first. Usually that one alone; while
+/// the device is full all of them, where that writes no more: of rows that later ones delete or
+/// replace nothing is written.
+fn taken_together(store: &Store, family: &Arc<FamilyState>, oldest: Sealed) -> Vec<Sealed> {
+    let alone = vec![oldest];
+    if !store.is_short_of_room() || store.is_replaying() {
+        return alone;
+    }
+    let together = family.view().sealed.clone();
+    match together.len() > 1 && bytes_of(&together) <= bytes_of(&alone) {
+        true => together,
+        false => alone,
+    }
+}
+
+/// Whether what a flush brings to tables makes room later, or is waited for. A flush of data alone lets
+/// an external log go that others may hold, and takes about as much.
+fn flush_makes_room(store: &Store, family: &Arc<FamilyState>, oldest: &Sealed) -> bool {
+    let taken = taken_together(store, family, oldest.clone());
+    let removes = newest_of(&taken).any(|entry| entry.found.value.is_none());
+    removes || store.stall() == Stall::Stopped
+}
+
+/// What a flush of these would write, about.
+fn bytes_of(sealed: &[Sealed]) -> usize {
+    let bytes = |entry: &Entry| entry.key.len() + entry.found.value.as_ref().map_or(0, |value| value.len());
+    newest_of(sealed).map(|entry| bytes(&entry)).sum()
+}
+
 /// The newest version of each key in memtables that follow one another, in the order of the keys.
-pub(super) fn newest_of(sealed: &[Sealed]) -> Box<dyn Iterator<Item = Entry> + '_> {
+fn newest_of(sealed: &[Sealed]) -> Box<dyn Iterator<Item = Entry> + '_> {
     if let [only] = sealed {
         return Box::new(only.mem.newest());
     }

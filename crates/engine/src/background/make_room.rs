@@ -8,17 +8,13 @@
 //! A write that is refused, and a removal after that, ask for an attempt; further ones follow until the
 //! reserve is complete and the log can grow.
 
-use std::sync::Arc;
-
 use crate::background::compaction::{self, FREED_LEAST};
-use crate::background::flush::{self, newest_of};
+use crate::background::flush;
 use crate::background::wal_limit::flush_pinning;
-use crate::memtable::Entry;
 use crate::store::Store;
 use crate::store::family::FamilyState;
-use crate::store::view::{FlushCause, Sealed};
+use crate::store::view::FlushCause;
 use crate::tables::Content;
-use crate::write::stall::Stall;
 
 pub(crate) fn make_room(store: &Store) {
     if store.failure().is_some() {
@@ -95,33 +91,4 @@ fn hide_much(family: &FamilyState) -> bool {
     // No further than to the last one that is wanted: there may be very many.
     let found = tombstones.take(usize::try_from(wanted).unwrap_or(usize::MAX));
     found.count() as u64 == wanted
-}
-
-/// The sealed memtables that a flush writes together, `oldest` first. Usually that one alone; while
-/// the device is full all of them, where that writes no more: of rows that later ones delete or
-/// replace nothing is written.
-pub(super) fn taken_together(store: &Store, family: &Arc<FamilyState>, oldest: Sealed) -> Vec<Sealed> {
-    let alone = vec![oldest];
-    if !store.is_short_of_room() || store.is_replaying() {
-        return alone;
-    }
-    let together = family.view().sealed.clone();
-    match together.len() > 1 && bytes_of(&together) <= bytes_of(&alone) {
-        true => together,
-        false => alone,
-    }
-}
-
-/// Whether what a flush brings to tables makes room later, or is waited for. A flush of data alone lets
-/// an external log go that others may hold, and takes about as much.
-pub(super) fn flush_makes_room(store: &Store, family: &Arc<FamilyState>, oldest: &Sealed) -> bool {
-    let taken = taken_together(store, family, oldest.clone());
-    let removes = newest_of(&taken).any(|entry| entry.found.value.is_none());
-    removes || store.stall() == Stall::Stopped
-}
-
-/// What a flush of these would write, about.
-fn bytes_of(sealed: &[Sealed]) -> usize {
-    let bytes = |entry: &Entry| entry.key.len() + entry.found.value.as_ref().map_or(0, |value| value.len());
-    newest_of(sealed).map(|entry| bytes(&entry)).sum()
 }

@@ -4,5 +4,6 @@
 pub(crate) mod compaction;
 pub(crate) mod flush;
 pub(crate) mod make_room;
+pub(crate) mod merging;
 pub(crate) mod threads;
 pub(crate) mod wal_limit;

@@ -110,7 +110,7 @@ mod tests {
     use lsm_tree::compaction::MoveDown;
 
     use super::*;
-    use crate::background::compaction;
+    use crate::background::merging;
     use crate::test::interleavings::put;
     use crate::{Db, FamilyOptions, Options};
 
@@ -139,7 +139,7 @@ mod tests {
         });
         assert!(is_moved);
         for _ in 0..10 {
-            compaction::compact_once(db.store(), family.state()).unwrap();
+            merging::compact_once(db.store(), family.state()).unwrap();
         }
         let levels = tables.tree.current_version();
         let counts: Vec<_> = levels.iter_levels().map(|level| level.table_count()).collect();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::interleavings::{new_store, put, text};
 use super::{Held, hold};
-use crate::background::compaction::compact_once;
+use crate::background::merging::compact_once;
 use crate::{
     CommitMode, Db, Family, FamilyOptions, Isolation, Result, Stall, ThrottleMode, TransactionOptions,
     WriteOptions,

@@ -11,10 +11,11 @@ use arc_swap::ArcSwap;
 use collie_log::threads::{Cause, Job, JobHandle, Next, ThreadPool};
 use parking_lot::Mutex;
 
-use crate::background::compaction;
 use crate::background::flush::{self, flush_at_close};
 use crate::background::threads::pool::{Member, Threads};
+use crate::background::threads::queue::FlushTask;
 use crate::background::threads::shared::Shared;
+use crate::background::{compaction, make_room, wal_limit};
 use crate::store::Store;
 use crate::store::family::FamilyState;
 use crate::store::view::FlushCause;
@@ -90,9 +91,23 @@ fn serve(store: &Arc<Store>, threads: &Threads, flushes: usize) {
             pool.add(&handle, Box::new(StoreJob::new(store, run)));
         }
     };
-    start(flushes, &threads.flushes, flush::run);
+    start(flushes, &threads.flushes, run_flush);
     start(compactions, &threads.compactions, compaction::run);
     start(whole_merges, &threads.whole_merges, compaction::run_whole_merges);
+}
+
+/// Does one task of the flush queue.
+fn run_flush(store: &Store) -> Next {
+    match store.queue().next_flush() {
+        Ok(FlushTask::Family(family)) => {
+            family.flushes().dequeue();
+            flush::flush_in_turn(store, &family);
+        }
+        Ok(FlushTask::WalSize) => wal_limit::flush_for_wal_size(store),
+        Ok(FlushTask::Room) => make_room::make_room(store),
+        Err(pause) => return Next::Sleep(pause),
+    }
+    Next::Again
 }
 
 /// Does a store's tasks of one kind, one after the other.

@@ -26,11 +26,11 @@ fn pieces(db: &Db) -> usize {
     rows.sum()
 }
 
-/// Removes all keys, one by one.
+/// Removes all keys of all databases, one by one.
 pub(crate) fn nothing_is_left_of_removed_values(server: &Running) {
     let mut client = server.client();
-    for database in ["0", "1"] {
-        client.call(&["SELECT", database]);
+    for database in 0..16 {
+        client.call(&["SELECT", &database.to_string()]);
         loop {
             let key = client.call(&["RANDOMKEY"]);
             let Some((_, key)) = key.split_once("\r\n") else {

@@ -101,16 +101,13 @@ pub fn run(place: &Place, dir: &Path, keys: usize, rng: &mut Rng, limit: Duratio
         .map_err(|e| format!("after a kill, {e}"))?;
     run.look(probe.take("all reads")?, "all reads");
     run.walk(&server, &mut conn, &probe)?;
-    for line in [
-        "FLUSHDB",
-        "SCAN 0 COUNT 1",
-        "RANDOMKEY",
-        "KEYS *",
-        "DBSIZE",
-        "FLUSHALL ASYNC",
-    ] {
+    for line in ["FLUSHDB", "SCAN 0 COUNT 1", "RANDOMKEY", "KEYS *", "DBSIZE"] {
         run.timed(&mut conn, &probe, line)?;
     }
+    drop(probe);
+    // This removes the key that the probe reads, too.
+    let probe = Probe::start(server.port, true, limit)?;
+    run.timed(&mut conn, &probe, "FLUSHALL ASYNC")?;
     drop(probe);
     server.stop()?;
     Ok(format!(

@@ -16,6 +16,9 @@ use crate::write::encoding::{self, KIND_MARK, KIND_PART};
 use crate::write::order::{STREAM, SequencerWorker};
 use crate::{Error, Result};
 
+/// A wait that was shorter, in nanoseconds, did not sleep, and is not counted: all writers would write the
+/// same word for nearly every commit.
+const COUNTED_NS: u64 = 10_000;
 /// A staging buffer that grew beyond this for one commit is freed.
 const STAGING_KEPT: usize = 1 << 20;
 
@@ -31,7 +34,9 @@ impl Store {
         let started = RealClock.monotonic();
         let reached = self.sequencer().wait_visible(end);
         let waited = RealClock.monotonic().saturating_sub(started);
-        self.pipeline.apply_wait_ns.fetch_add(waited, Ordering::Relaxed);
+        if waited >= COUNTED_NS {
+            self.pipeline.apply_wait_ns.fetch_add(waited, Ordering::Relaxed);
+        }
         #[cfg(test)]
         self.pipeline.waiters.fetch_sub(1, Ordering::Relaxed);
         // The cause, where the thread that failed has said it by now.

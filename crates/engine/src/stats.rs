@@ -23,7 +23,7 @@ pub struct Stats {
     /// Bytes of commits as they are encoded for the log.
     pub commit_bytes: u64,
     /// How long commits waited for earlier ones that were still being applied, in nanoseconds; all
-    /// threads together.
+    /// threads together, without waits of less than 10 µs.
     pub apply_wait_ns: u64,
     /// Pieces of tables that went to the device in their turn; see
     /// [`Options::background_io`](crate::Options::background_io).

@@ -15,6 +15,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use collie_db::{DiskReserve, Options, RoomUser};
+use collie_io::file_system_bytes;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
@@ -24,7 +25,7 @@ use crate::beat::Beat;
 use crate::blocking::blocking;
 use crate::node::router::Router;
 use crate::raft::{Replica, count};
-use crate::raftlog::{NodeLog, disk};
+use crate::raftlog::NodeLog;
 
 /// From one look at the room of the logs to the next.
 const LOOK: Duration = Duration::from_millis(500);
@@ -191,7 +192,7 @@ pub(super) fn reserves(
 fn reserve(router: &Arc<Router>, number: usize, dir: &Path, db: &Options) -> Option<DiskReserve> {
     let bytes = db.reserve_bytes.unwrap_or_else(|| {
         let flush = db.default_family.write_buffer_bytes + SMALL_WORK;
-        disk(&*db.device, dir).map_or(flush, |(size, _)| flush.min(size / OF_DISK))
+        flush.min(file_system_bytes(&*db.device, dir) / OF_DISK)
     });
     if bytes == 0 {
         return None;

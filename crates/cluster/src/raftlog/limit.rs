@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use collie_io::Device;
+use collie_io::{Device, file_system_bytes};
 use collie_log::{Log, Lsn};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -164,8 +164,8 @@ impl NodeLogOptions {
     /// The limit of a log, or of all logs together, in `dir`: the one that was set, or what fits its disk.
     pub(super) fn limit_in(&self, dir: &Path) -> u64 {
         let fits = || {
-            let size = disk(&*self.log.device, dir).map(|(size, _)| size);
-            size.map_or(LIMIT_MOST, |size| (size / OF_DISK).clamp(LIMIT_LEAST, LIMIT_MOST))
+            let size = file_system_bytes(&*self.log.device, dir);
+            (size / OF_DISK).clamp(LIMIT_LEAST, LIMIT_MOST)
         };
         self.log_limit.unwrap_or_else(fits)
     }

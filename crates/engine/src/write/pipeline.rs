@@ -16,8 +16,8 @@ use crate::write::encoding::{self, KIND_MARK, KIND_PART};
 use crate::write::order::{STREAM, SequencerWorker};
 use crate::{Error, Result};
 
-/// A wait that was shorter, in nanoseconds, did not sleep, and is not counted: all writers would write the
-/// same word for nearly every commit.
+/// Waits that are shorter, in nanoseconds, are not counted: most end before the waiter sleeps, and all writers
+/// would write the same word for nearly every commit.
 const COUNTED_NS: u64 = 10_000;
 /// A staging buffer that grew beyond this for one commit is freed.
 const STAGING_KEPT: usize = 1 << 20;

@@ -183,12 +183,8 @@ impl Store {
             Rule::Large => is_full && self.is_full_of_large(),
             Rule::Memory => {
                 let most = self.throttle.budget.most();
-                self.memtable_bytes()
-                    >= if is_full {
-                        most
-                    } else {
-                        most.saturating_add(most / 8)
-                    }
+                let beyond = if is_full { 0 } else { most / 8 };
+                self.memtable_bytes() >= most.saturating_add(beyond)
             }
             Rule::Family if is_full => return family.stall(),
             Rule::Family => family.stall() == Stall::Stopped && Backlog::of(family).is_past_hard_limit,

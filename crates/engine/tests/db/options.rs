@@ -1,8 +1,11 @@
 //! Options at both ends of their types: a store works with them, or refuses them and leaves no trace.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use collie_db::{Db, Error, FamilyOptions, Options, Shared, SharedOptions, TransactionOptions};
+
+use collie_sim::SimDevice;
 
 use crate::common;
 
@@ -68,7 +71,7 @@ fn options_of_a_store_work_or_are_refused() {
         wal_size_limit = [1, u64::MAX];
         max_total_wal_size = [Some(0), Some(1), Some(512 << 10), Some(u64::MAX)];
         close_flush_bytes = [0, 1, u64::MAX];
-        reserve_bytes = [Some(0), Some(1), Some(1 << 60), Some(u64::MAX)];
+        reserve_bytes = [Some(0), Some(1)];
         cache_bytes = [0, 1, u64::MAX];
         max_memtable_bytes = [Some(0), Some(1), Some(64 << 10), Some(u64::MAX)];
         max_open_files = [0, 1, usize::MAX];
@@ -82,6 +85,25 @@ fn options_of_a_store_work_or_are_refused() {
         options.reserve_bytes = Some(64 << 10);
         change(&mut options);
         works_or_is_refused(option, &options);
+    }
+}
+
+/// What there is would be taken from all others on that disk, and no write admitted.
+#[test]
+fn a_reserve_that_its_disk_can_never_hold_is_refused() {
+    let device = SimDevice::new(1);
+    device.limit_space(Some(64 << 20));
+    for bytes in [1 << 60, u64::MAX] {
+        let dir = common::fast_dir();
+        let options = Options {
+            device: Arc::new(device.clone()),
+            reserve_bytes: Some(bytes),
+            ..common::small()
+        };
+        match Db::open(dir.path().join("store"), options).err() {
+            Some(Error::InvalidOption { option, .. }) => assert_eq!(option, "reserve_bytes"),
+            other => panic!("{bytes}: {other:?}"),
+        }
     }
 }
 

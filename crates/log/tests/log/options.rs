@@ -1,8 +1,11 @@
 //! Options at both ends of their types: a log works with them, or refuses them and leaves no trace.
 
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use collie_log::{Level, Log, LogError, LogOptions, LogSet, LogSetOptions, RingMode};
+use collie_sim::SimDevice;
 
 fn small() -> LogOptions {
     LogOptions {
@@ -27,7 +30,7 @@ macro_rules! ends {
 }
 
 /// Appends, waits and opens again.
-fn works(dir: &std::path::Path, options: &LogOptions) -> Result<(), LogError> {
+fn works(dir: &Path, options: &LogOptions) -> Result<(), LogError> {
     for _ in 0..3 {
         let log = Log::open(dir, options.clone())?;
         let mut worker = log.worker()?;
@@ -53,7 +56,7 @@ fn options_of_a_log_work_or_are_refused() {
         archive_ttl = [Duration::MAX];
         archive_bytes = [1, u64::MAX];
         flush_interval = [Duration::ZERO, Duration::from_millis(1), Duration::MAX];
-        reserve_bytes = [Some(0), Some(1), Some(1 << 60), Some(u64::MAX)];
+        reserve_bytes = [Some(0), Some(1)];
     );
     for (named, change) in changes {
         let dir = tempfile::tempdir().unwrap();
@@ -74,6 +77,24 @@ fn options_of_a_log_work_or_are_refused() {
                 assert!(!path.exists(), "{option} is {value}: the log is there");
             }
             Err(error) => panic!("{named}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn a_reserve_that_its_disk_can_never_hold_is_refused() {
+    let device = SimDevice::new(1);
+    device.limit_space(Some(64 << 20));
+    let disk = collie_io::file_system_bytes(&device, Path::new("/"));
+    for bytes in [disk, 1 << 60, u64::MAX] {
+        let options = LogOptions {
+            device: Arc::new(device.clone()),
+            reserve_bytes: Some(bytes),
+            ..small()
+        };
+        match Log::open("/log", options).err() {
+            Some(LogError::Options { option, .. }) => assert_eq!(option, "reserve_bytes"),
+            other => panic!("{bytes}: {other:?}"),
         }
     }
 }

@@ -7,12 +7,15 @@
 
 use crate::Lsn;
 use crate::lockfree::boundary::{CompletionBoundary, Reservations, SlotId};
-use crate::lockfree::sync::{AtomicU32, Ordering, fence};
+use crate::lockfree::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::lockfree::wait_word::{ALL, WaitWord};
 
 /// Scans before a waiter sleeps. What another core applies is done in about that time; where its
 /// thread is not running, the waiter sleeps.
 const SCANS: usize = if cfg!(any(loom, shuttle)) { 1 } else { 16 };
+
+/// Beyond every LSN.
+const NOTHING: Lsn = Lsn::MAX;
 
 /// A frame below has its LSN and will never be applied: the boundary does not pass it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,8 +27,8 @@ pub(crate) struct Applied {
     slots: CompletionBoundary,
     /// 1 once a slot stays pending for good.
     stuck: AtomicU32,
-    /// Threads that sleep or are about to.
-    waiting: AtomicU32,
+    /// The smallest end for which a thread sleeps or is about to; [`NOTHING`] where none is.
+    wanted: AtomicU64,
     changed: WaitWord,
 }
 
@@ -35,7 +38,7 @@ impl Applied {
         Self {
             slots: CompletionBoundary::new(slots, start),
             stuck: AtomicU32::new(0),
-            waiting: AtomicU32::new(0),
+            wanted: AtomicU64::new(NOTHING),
             changed: WaitWord::new(),
         }
     }
@@ -69,11 +72,14 @@ impl Applied {
     /// The slot's worker has applied what ends at `end`.
     pub(crate) fn complete(&self, slot: &SlotId, end: Lsn, next: &Reservations) {
         self.slots.set_complete(slot, end);
-        self.scan(next);
-        // Pairs with the fence in `wait`: either this thread sees the waiter and wakes it, or the
-        // waiter's scan after its fence sees the slot complete.
+        // Pairs with the fence in `wait`: either this thread sees what the waiter wants, or the
+        // waiter's scan after its fence sees the slot complete. Of the threads that complete what lies
+        // below that, the last one scans all of it as complete, and wakes.
         fence(Ordering::SeqCst);
-        if self.waiting.load(Ordering::Relaxed) > 0 {
+        if self.scan(next) >= self.wanted.load(Ordering::Relaxed) {
+            // Relaxed: a waiter that reads the word as bumped comes after this store, and says again
+            // what it wants; one that has read it before does not sleep on it.
+            self.wanted.store(NOTHING, Ordering::Relaxed);
             self.wake();
         }
     }
@@ -108,21 +114,19 @@ impl Applied {
             }
             std::hint::spin_loop();
         }
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        // Pairs with the fence in `complete`.
-        fence(Ordering::SeqCst);
-        let reached = loop {
+        loop {
             let seen = self.changed.read();
+            self.wanted.fetch_min(end, Ordering::Relaxed);
+            // Pairs with the fence in `complete`.
+            fence(Ordering::SeqCst);
             if self.scan(next) >= end {
-                break Ok(());
+                return Ok(());
             }
             // After the scan: what was applied before the failure counts.
             if self.stuck.load(Ordering::Acquire) != 0 {
-                break Err(Stuck);
+                return Err(Stuck);
             }
             self.changed.wait(seen, None);
-        };
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        reached
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use loom::thread;
 
-use super::{Bytes, COMPLETE, FRAME, Model, THREE, explore};
+use super::{Bytes, COMPLETE, FRAME, Model, THREE, TWO, explore};
 use crate::lockfree::applied::{Applied, Stuck};
 use crate::lockfree::boundary::SlotId;
 
@@ -122,6 +122,31 @@ fn two_committers_that_wait_see_all_before_them() {
         let slots = engine.register();
         work(&engine, &slots);
         other.join().unwrap();
+    });
+}
+
+/// Of two that wait for different commits the one whose commit is first is woken by it: it makes the
+/// other one.
+#[test]
+fn two_that_wait_for_different_commits_are_both_woken() {
+    explore("applied boundary, 2 that wait for different commits", TWO, || {
+        let engine = Engine::new(1, 2);
+        let waiter = {
+            let engine = Arc::clone(&engine);
+            thread::spawn(move || engine.applied.wait(2 * FRAME, &engine.log.next).unwrap())
+        };
+        let slots = engine.register();
+        let committer = {
+            let engine = Arc::clone(&engine);
+            thread::spawn(move || {
+                engine.commit(&slots);
+                slots
+            })
+        };
+        engine.applied.wait(FRAME, &engine.log.next).unwrap();
+        engine.check_below(FRAME);
+        engine.commit(&committer.join().unwrap());
+        waiter.join().unwrap();
     });
 }
 

@@ -89,6 +89,12 @@ macro_rules! counted {
                 step();
                 self.0.fetch_max(value, order)
             }
+
+            #[track_caller]
+            pub(crate) fn fetch_min(&self, value: $value, order: Ordering) -> $value {
+                step();
+                self.0.fetch_min(value, order)
+            }
         }
     )*};
 }

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_never_found_is_an_error_though_its_parent_is_there() {
+    fn a_name_that_is_never_found_is_an_error() {
         let steps = Steps::new(&["/"], "/");
         // A directory in which nothing can be made.
         steps.dirs.borrow_mut().insert(PathBuf::from("/proc"));
@@ -213,7 +213,7 @@ mod tests {
 
     /// Its maker may have been killed before it synced the name, and the next sync succeeds.
     #[test]
-    fn a_failed_sync_of_a_name_that_was_there_says_that_it_may_not_be_durable() {
+    fn a_failed_sync_of_an_existing_name_is_reported() {
         let mut steps = Steps::new(&["/", "/srv", "/srv/mine"], "/srv");
         steps.why = io::ErrorKind::StorageFull;
         let refused = create_dirs(&steps, Path::new("/srv/mine/a")).unwrap_err();
@@ -229,7 +229,7 @@ mod tests {
     /// A store could not be opened after a power cut: the sync of its family's name had been
     /// skipped.
     #[test]
-    fn a_new_name_whose_directory_cannot_be_opened_to_sync_it_is_an_error_and_is_removed() {
+    fn a_new_name_that_cannot_be_synced_is_removed() {
         for dir in ["/srv/a", "/srv/a/b"] {
             let steps = Steps::new(&["/", "/srv"], "/srv");
             let refused = create_dirs(&steps, Path::new(dir)).unwrap_err();

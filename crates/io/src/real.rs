@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn pipes_and_sockets_are_made_and_told_apart_and_any_name_is_read() {
+    fn pipes_and_sockets_are_made_and_any_name_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let device = RealDevice::new();
         let odd = OsStr::from_bytes(b"\xff");

@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn random_numbers_follow_from_seed_and_thread_and_stay_below_their_limit() {
+    fn random_numbers_follow_from_seed_and_thread() {
         let draw = |seed, thread| {
             let mut rng = Rng::new(seed, thread);
             (0..1000).map(|_| rng.below(10)).collect::<Vec<_>>()

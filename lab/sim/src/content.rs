@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn unaligned_writes_are_read_back_and_truncation_zeroes_the_tail() {
+    fn unaligned_writes_are_read_back_and_cuts_zero_the_tail() {
         let mut file = FileData::default();
         file.write(1, &[7; 1_000], 100, straight);
         let mut buf = [9; 1_200];

@@ -33,7 +33,7 @@ fn content(device: &SimDevice, path: &str) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn a_program_that_never_syncs_loses_data_in_some_image_and_one_that_syncs_in_none() {
+fn some_image_loses_unsynced_data_and_none_synced_data() {
     for syncs in [false, true] {
         let device = SimDevice::new(3);
         device.record(Points::Changes, 1_000);
@@ -62,7 +62,7 @@ fn a_program_that_never_syncs_loses_data_in_some_image_and_one_that_syncs_in_non
 }
 
 #[test]
-fn process_death_keeps_page_cache_and_shared_memory_and_frees_locks() {
+fn process_death_keeps_the_page_cache_and_frees_locks() {
     let device = SimDevice::new(1);
     let file = create(&device, "/data");
     write_all_at(&*file, b"unsynced", 0).unwrap();
@@ -108,7 +108,7 @@ fn a_power_cut_empties_shared_memory_and_changes_the_boot_id() {
 }
 
 #[test]
-fn a_rename_without_directory_sync_can_be_lost_or_come_without_data() {
+fn an_unsynced_rename_can_be_lost_or_come_without_data() {
     let device = SimDevice::new(1);
     synced_file(&device, "/CURRENT", b"old");
     let new = create(&device, "/CURRENT.tmp");
@@ -220,7 +220,7 @@ fn fresh_garbage_spares_what_held_data() {
 }
 
 #[test]
-fn after_a_failed_sync_the_next_one_succeeds_and_the_data_is_lost_all_the_same() {
+fn a_sync_that_succeeds_after_a_failed_one_saves_nothing() {
     let device = SimDevice::new(5);
     let file = synced_file(&device, "/f", &[0; 64 * SECTOR]);
     write_all_at(&*file, &[1; 64 * SECTOR], 0).unwrap();
@@ -252,7 +252,7 @@ fn after_a_failed_directory_sync_a_name_may_be_lost_for_good() {
 }
 
 #[test]
-fn a_directory_whose_name_could_not_be_synced_is_not_left_for_the_next_one_to_find() {
+fn a_directory_that_could_not_be_synced_is_not_left_behind() {
     let (parent, dir) = (Path::new("/a"), Path::new("/a/b"));
     for seed in 0..40 {
         for failing in 0..2 {
@@ -270,7 +270,7 @@ fn a_directory_whose_name_could_not_be_synced_is_not_left_for_the_next_one_to_fi
 }
 
 #[test]
-fn of_the_directories_on_the_way_only_what_was_made_is_removed_after_a_failure() {
+fn only_directories_that_were_made_are_removed_on_failure() {
     let device = SimDevice::new(1);
     device.create_dir_all(Path::new("/a")).unwrap();
     device.inject(Fault::new(FaultKind::SyncFails).on("/a").once());
@@ -298,7 +298,7 @@ fn a_directory_that_can_neither_be_synced_nor_removed_is_named() {
 }
 
 #[test]
-fn a_name_that_was_settled_later_is_not_taken_back_by_an_open_change() {
+fn an_open_change_does_not_undo_a_later_settled_name() {
     for seed in 0..50 {
         let device = SimDevice::new(seed);
         create(&device, "/f");
@@ -377,7 +377,7 @@ fn stale_and_misdirected_sectors_show_after_the_cache_is_gone() {
 }
 
 #[test]
-fn a_full_disk_takes_what_fits_and_has_room_again_after_a_removal() {
+fn a_full_disk_has_room_again_after_a_removal() {
     let device = SimDevice::new(1);
     synced_file(&device, "/old", &[1; 4_096]);
     let file = create(&device, "/f");

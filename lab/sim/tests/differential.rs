@@ -234,7 +234,7 @@ fn random_operations_answer_alike_on_the_real_device() {
 const MOUNTED: &str = "COLLIE_FAULTFS_AT";
 
 #[test]
-fn random_operations_answer_alike_on_the_file_system_that_forgets() {
+fn random_operations_answer_alike_on_faultfs() {
     // The process that serves it must not map its files, so that another one uses it.
     if let Some(at) = std::env::var_os(MOUNTED) {
         return use_mounted(&PathBuf::from(at));
@@ -248,7 +248,7 @@ fn random_operations_answer_alike_on_the_file_system_that_forgets() {
     let mounted = FaultFs::mount(at.path(), Names::Posix, 1).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--nocapture"])
-        .arg("random_operations_answer_alike_on_the_file_system_that_forgets")
+        .arg("random_operations_answer_alike_on_faultfs")
         .env(MOUNTED, at.path())
         .status();
     assert!(child.unwrap().success());

@@ -87,7 +87,7 @@ fn create(path: &Path) -> File {
 }
 
 #[test]
-fn a_program_that_never_syncs_loses_its_data_and_one_that_does_loses_none() {
+fn unsynced_data_is_lost_and_synced_data_is_kept() {
     let Some(mut disk) = mount(Names::Posix) else {
         return;
     };
@@ -125,7 +125,7 @@ fn a_program_that_never_syncs_loses_its_data_and_one_that_does_loses_none() {
 }
 
 #[test]
-fn a_sync_of_a_file_is_none_of_its_name_unless_there_is_a_journal() {
+fn a_sync_of_a_file_keeps_its_name_only_with_a_journal() {
     for names in [Names::Posix, Names::Journal] {
         let Some(mut disk) = mount(names) else { return };
         let file = create(&disk.path("a"));
@@ -220,7 +220,7 @@ fn a_renaming_into_another_directory_is_durable_with_that() {
 }
 
 #[test]
-fn a_removal_that_was_not_synced_can_be_undone_and_an_open_file_stays_readable() {
+fn an_unsynced_removal_can_be_undone() {
     let Some(mut disk) = mount(Names::Posix) else {
         return;
     };
@@ -310,7 +310,7 @@ fn the_last_write_is_torn_at_sectors_and_at_blocks() {
 const MAPPED: &str = "COLLIE_FAULTFS_MAPPED";
 
 #[test]
-fn what_was_written_through_a_mapping_is_durable_when_it_was_synced() {
+fn mapped_writes_are_durable_once_synced() {
     // The process that serves a file system must not map its files, so that another one does.
     if let Some(path) = std::env::var_os(MAPPED) {
         return write_through_a_mapping(Path::new(&path));
@@ -320,10 +320,7 @@ fn what_was_written_through_a_mapping_is_durable_when_it_was_synced() {
     };
     drop(disk.settled("a", &[0; 2 * BLOCK]));
     let child = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "what_was_written_through_a_mapping_is_durable_when_it_was_synced",
-        ])
+        .args(["--exact", "mapped_writes_are_durable_once_synced"])
         .env(MAPPED, disk.path("a"))
         .status();
     assert!(child.unwrap().success());
@@ -453,7 +450,7 @@ fn the_disk_stops_at_the_operation_that_a_trap_names() {
 }
 
 #[test]
-fn a_sync_that_is_under_way_when_the_power_goes_makes_nothing_durable() {
+fn a_sync_cut_by_the_power_makes_nothing_durable() {
     let Some(mut disk) = mount(Names::Posix) else {
         return;
     };
@@ -501,7 +498,7 @@ fn disks_of_one_power_supply_stop_together() {
 }
 
 #[test]
-fn nothing_is_answered_by_a_stopped_disk_and_everything_fails_when_the_power_is_off() {
+fn a_stopped_disk_hangs_and_one_without_power_fails() {
     let Some(mut disk) = mount(Names::Posix) else {
         return;
     };

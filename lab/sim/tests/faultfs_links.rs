@@ -63,7 +63,7 @@ impl Mounted {
 }
 
 #[test]
-fn links_that_were_synced_survive_and_others_are_kept_or_lost_as_names_are() {
+fn synced_links_survive_and_others_do_as_names_do() {
     let Some(mut disk) = mount(Names::Posix) else {
         return;
     };
@@ -108,7 +108,7 @@ fn a_link_with_a_journal_is_durable_with_any_sync() {
 }
 
 #[test]
-fn modes_owners_and_times_are_as_they_were_set_after_a_power_cut_too() {
+fn modes_owners_and_times_survive_a_power_cut() {
     let Some(mut disk) = mount(Names::Posix) else {
         return;
     };

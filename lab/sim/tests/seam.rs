@@ -180,7 +180,7 @@ fn room_is_taken_anywhere_in_a_file_and_told() {
 }
 
 #[test]
-fn a_power_cut_takes_links_whose_directory_was_not_synced_and_leaves_the_others() {
+fn a_power_cut_takes_links_without_a_directory_sync() {
     let device = SimDevice::new(1);
     let root = Path::new("/");
     let file = device.open(&root.join("a"), OpenMode::CreateNew).unwrap();

@@ -127,8 +127,9 @@ fn a_leader_without_room_hands_over_until_it_has_some() {
     });
     for n in 0..60 {
         write(&cluster, n);
-        assert!(!leads(old), "it leads, and is full");
     }
+    // Where the others' heartbeats are late it may be elected again, and hands over again.
+    cluster.until("a leader with room", || (!leads(old)).then_some(()));
     count(&cluster, &tally);
     old.free();
     count(&cluster, &tally);

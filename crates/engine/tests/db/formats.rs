@@ -258,7 +258,7 @@ fn a_store_with_an_external_journal_opens() {
 
 /// It was written for some hours, and never read by a later program.
 #[test]
-fn a_store_of_version_1_is_refused_by_the_version_and_not_touched() {
+fn a_store_of_version_1_is_refused_untouched() {
     let dir = copy("store-v1");
     let Err(Error::Version { found, supported, .. }) = Db::open(dir.path(), options()) else {
         panic!("a store of version 1 opened");

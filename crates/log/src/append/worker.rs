@@ -620,7 +620,7 @@ mod tests {
     /// An append that has found the log open may be on its way to make room when it closes. By then
     /// the directory can be another log's.
     #[test]
-    fn an_append_that_is_under_way_when_the_log_closes_makes_no_file() {
+    fn an_append_during_close_makes_no_file() {
         let dir = tempfile::tempdir().unwrap();
         let options = LogOptions {
             ring: RingMode::Private,

@@ -283,7 +283,7 @@ fn a_device_that_fails_while_archiving_loses_nothing() {
 
 /// Segments below `resume_at` are not read when the log is opened, and are when they are released.
 #[test]
-fn what_nobody_read_at_the_opening_is_released_whether_it_can_be_read_or_not() {
+fn segments_not_read_at_open_are_released_damaged_or_not() {
     for kind in [FaultKind::ReadFails, FaultKind::OpenFails] {
         let (device, ledger) = (SimDevice::new(1), Ledger::new());
         let (log, mut worker) = open(&device, HOUR, 0);

@@ -83,7 +83,7 @@ fn open(device: &SimDevice, mode: RecoveryMode) -> Result<(Log, Vec<u64>), LogEr
 }
 
 #[test]
-fn a_file_cut_where_a_frame_ends_is_reported_in_the_way_of_each_mode() {
+fn a_file_cut_at_a_frame_end_is_reported_in_each_mode() {
     for mode in MODES {
         for left in [1, 10, FRAMES - 1] {
             let (device, end) = closed();

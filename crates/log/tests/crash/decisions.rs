@@ -82,7 +82,7 @@ fn a_ring_that_went_with_the_power_is_no_news() {
 }
 
 #[test]
-fn a_ring_of_another_boot_or_of_another_directory_is_refused_and_reported() {
+fn a_ring_of_another_boot_or_directory_is_refused() {
     for reason in ["restarted", "another directory"] {
         let (device, ledger, _log, _worker, setup) = world(true);
         let mut image = device.snapshot().process_death();
@@ -124,7 +124,7 @@ const DATA: u64 = 8_192;
 const MARK: u64 = 2_048;
 
 #[test]
-fn rot_below_a_durable_mark_is_refused_with_its_place_and_above_it_cuts_the_log() {
+fn rot_is_refused_below_a_durable_mark_and_cuts_above_it() {
     let setup = Setup::small(false, false);
     let (device, ledger) = (SimDevice::new(5), Ledger::new());
     let log = Log::open(DIR, setup.options(&device, false)).unwrap();
@@ -182,7 +182,7 @@ fn a_segment_header_survives_the_loss_of_one_sector_not_both() {
 
 /// Above tables that were written without a log an epoch begins far from the one before.
 #[test]
-fn a_lost_header_is_noticed_however_far_above_the_rest_its_epoch_begins() {
+fn a_lost_header_is_noticed_however_far_its_epoch_begins() {
     for ahead in [0, 1 << 33, 1 << 45] {
         let (device, ledger, log, mut worker, setup) = world(false);
         commit(&log, &mut worker, &ledger, 300, Some(Level::Disk)).unwrap();

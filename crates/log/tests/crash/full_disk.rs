@@ -92,7 +92,7 @@ fn releasing_makes_room_on_a_full_disk() {
 /// There is no room to say in the segments that the log was closed, and its ring stays locked for
 /// as long as an old handle has it.
 #[test]
-fn a_log_that_closed_on_a_full_disk_opens_again_beside_its_old_handles() {
+fn a_log_closed_on_a_full_disk_opens_beside_old_handles() {
     for direct in [true, false] {
         let setup = Setup::small(true, direct);
         let (device, ledger) = (SimDevice::new(1), Ledger::new());

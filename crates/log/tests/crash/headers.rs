@@ -60,7 +60,7 @@ fn cuts_of_an_open(device: &SimDevice, setup: Setup) -> Vec<(String, SimDevice)>
 }
 
 #[test]
-fn two_power_cuts_in_recovery_that_destroy_what_is_being_written_lose_nothing() {
+fn two_power_cuts_in_recovery_lose_nothing() {
     let mut images = 0;
     for (shared, direct) in SETUPS {
         let setup = Setup::small(shared, direct);

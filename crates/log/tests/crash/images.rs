@@ -62,7 +62,7 @@ fn random_programs_keep_what_was_acknowledged_in_every_image() {
 }
 
 #[test]
-fn every_short_program_keeps_what_was_acknowledged_at_every_sync_point() {
+fn every_short_program_keeps_acknowledged_frames() {
     let report = images::enumerate(3, images() / 2, |_| {});
     assert_sound(&report);
     assert!(report.verdict.acknowledged > 0);
@@ -74,7 +74,7 @@ fn every_short_program_keeps_what_was_acknowledged_at_every_sync_point() {
 /// However much of a segment recovery fills with its copy: the blocks on which a log then tries how
 /// to write are others.
 #[test]
-fn a_log_that_finds_out_how_to_write_leaves_alone_what_recovery_copied() {
+fn the_choice_of_write_path_spares_what_recovery_copied() {
     let mut chosen = [0; 2];
     for slow_direct in [false, true] {
         // In steps of half a block, beyond the end of a segment.

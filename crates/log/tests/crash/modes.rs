@@ -169,7 +169,7 @@ fn a_ring_gone_within_its_boot_is_not_absolutely_consistent() {
 
 /// As one that is gone: it has what was acknowledged at the process level.
 #[test]
-fn a_ring_that_cannot_be_used_any_more_is_not_absolutely_consistent() {
+fn absolute_consistency_refuses_an_unusable_ring() {
     let setup = Setup::small(true, false);
     let (device, ledger) = (SimDevice::new(5), Ledger::new());
     let log = Log::open(DIR, setup.options(&device, false)).unwrap();

@@ -101,7 +101,7 @@ fn write(device: &SimDevice, name: &str, bytes: &[u8]) {
 
 /// A file with the header of another segment looks like a released one that was to be used again.
 #[test]
-fn a_segment_that_is_gone_or_under_the_name_of_another_is_refused() {
+fn a_missing_or_misnamed_segment_is_refused() {
     let (setup, mut refused, mut lost) = (Setup::small(false, true), 0, Vec::new());
     let (device, ledger) = (SimDevice::new(1), Ledger::new());
     // The last one fills a segment nearly, so that the next one is there and empty.

@@ -170,7 +170,7 @@ fn one_sync_runs_at_a_time() {
 
 /// A commit that was refused stays in doubt in the running log, although its sync succeeds.
 #[test]
-fn a_sync_that_ends_after_a_write_has_failed_makes_nothing_durable() {
+fn a_sync_after_a_failed_write_makes_nothing_durable() {
     let mut run = syncing(false);
     let before = run.log.durable();
     run.device

@@ -114,7 +114,7 @@ fn make_format_2(device: &SimDevice, path: &Path) {
 }
 
 #[test]
-fn frames_at_the_logs_beginning_that_only_the_ring_still_tells_of_are_missed() {
+fn first_frames_that_only_the_ring_knows_are_missed() {
     for (blocks, format) in (1..=7).flat_map(|blocks| [(blocks, 2), (blocks, 3)]) {
         let setup = Setup {
             // What is archived is not in the log's directory any more.

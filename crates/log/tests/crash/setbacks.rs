@@ -43,7 +43,7 @@ fn work(log: &Log, worker: &mut Worker, ledger: &Ledger, commits: u32) -> u32 {
 }
 
 #[test]
-fn what_fails_with_no_frames_at_stake_passes_when_its_cause_goes() {
+fn failures_without_frames_at_stake_pass_with_their_cause() {
     let kinds = [
         FaultKind::OpenFails,
         FaultKind::RemoveFails,

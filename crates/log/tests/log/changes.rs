@@ -62,7 +62,7 @@ fn until_durable(changes: &mut collie_log::DurableChanges, end: Lsn) -> Result<(
 /// Written both ways, by the log's own threads and by those of a set, with a ring that survives and
 /// one that does not, and for a user that flushes by hand.
 #[test]
-fn frames_that_nobody_waits_for_are_brought_to_the_device_for_the_one_task() {
+fn frames_without_waiters_are_synced_for_the_one_task() {
     let set = LogSet::new(LogSetOptions::default()).unwrap();
     let variants: [fn(&mut LogOptions, &LogSet); 5] = [
         |_, _| {},

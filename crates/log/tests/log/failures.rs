@@ -302,7 +302,7 @@ fn a_log_closed_on_a_full_device_opens_beside_its_old_handles() {
 
 /// The thread goes on for the others.
 #[test]
-fn a_panic_on_a_thread_of_a_set_poisons_the_log_that_has_its_turn_and_no_other() {
+fn a_panic_on_a_sets_thread_poisons_one_log_alone() {
     let dir = tempfile::tempdir().unwrap();
     let device = Arc::new(Failing::default());
     let set = LogSet::new(LogSetOptions {

@@ -281,7 +281,7 @@ fn a_follower_that_fell_behind_a_release_says_what_is_gone() {
 }
 
 #[test]
-fn in_segments_that_are_used_again_under_it_a_follower_gives_right_frames_or_says_that_they_are_gone() {
+fn a_follower_reads_recycled_segments_right_or_as_gone() {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(
         dir.path(),

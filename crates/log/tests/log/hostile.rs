@@ -406,7 +406,7 @@ fn as_format_2(segment: &[u8]) -> Vec<u8> {
 /// and is none is reported, and never repaired; and a caller that says where to resume goes on in
 /// the current format.
 #[test]
-fn a_log_of_format_2_that_begins_with_a_hostile_payload_is_not_cut() {
+fn a_log_of_format_2_with_a_hostile_payload_is_not_cut() {
     let device: Arc<dyn Device> = Arc::new(RealDevice::new());
     for hostile in [Hostile::OwnSegment, Hostile::BadChecksum] {
         let dir = tempfile::tempdir().unwrap();

@@ -278,7 +278,7 @@ fn options_out_of_their_range_are_refused() {
 
 /// The last look may have been a moment ago, and the seal comes before the next one is due.
 #[test]
-fn a_log_whose_directory_is_renamed_right_after_an_append_stops_at_the_latest_after_the_next() {
+fn a_log_stops_after_its_directory_was_renamed() {
     let dir = tempfile::tempdir().unwrap();
     let set = set(1);
     let options = LogOptions {

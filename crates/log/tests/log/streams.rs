@@ -118,7 +118,7 @@ fn is_missing(got: Result<Frame, LogError>) -> bool {
 }
 
 #[test]
-fn what_recovery_hands_out_is_what_readers_read_and_each_frame_is_got_by_its_lsn() {
+fn recovery_readers_and_get_give_the_same_frames() {
     // A frame across two segments, a large one, an empty one.
     let lens = || vec![100, 8_000, 0, 7_000, 1, 7_900, 33, 8_100, 64, 500];
     let lives = [(lens(), true), (lens(), false), (lens(), false), (vec![], true)];

@@ -38,7 +38,7 @@ fn payload(stream: u32, n: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_tail_sees_every_frame_once_while_segments_are_released_and_used_again() {
+fn a_tail_sees_every_frame_once_while_segments_recycle() {
     const WRITERS: u32 = 3;
     const FRAMES: u64 = 3000;
     let dir = tempfile::tempdir().unwrap();

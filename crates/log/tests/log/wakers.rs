@@ -246,7 +246,7 @@ fn a_future_that_moves_takes_along_the_first_tasks_waker() {
 }
 
 #[test]
-fn a_dropped_future_takes_along_a_waker_that_owns_the_last_handle() {
+fn a_dropped_future_drops_a_waker_with_the_last_handle() {
     let dir = tempfile::tempdir().unwrap();
     let log = Log::open(dir.path(), on_files(false)).unwrap();
     let (worker, span) = appended(&log);
@@ -271,7 +271,7 @@ impl Wake for Last {
 }
 
 #[test]
-fn the_last_handle_may_go_with_a_waker_that_a_thread_of_the_log_runs() {
+fn the_last_handle_may_go_with_a_waker_on_the_logs_thread() {
     let dir = tempfile::tempdir().unwrap();
     for level in [Level::Process, Level::Disk] {
         let log = Log::open(dir.path(), on_files(true)).unwrap();
@@ -295,7 +295,7 @@ fn the_last_handle_may_go_with_a_waker_that_a_thread_of_the_log_runs() {
 }
 
 #[test]
-fn appends_that_find_the_log_closed_and_the_ring_full_do_not_poison_it() {
+fn appends_to_a_closed_log_with_a_full_ring_poison_nothing() {
     let dir = tempfile::tempdir().unwrap();
     // So large a segment that these frames do not take turns.
     let options = LogOptions {

@@ -16,7 +16,7 @@ const WORKERS: usize = 2;
 const FRAMES: usize = 1;
 
 #[test]
-fn one_task_is_told_of_all_that_nobody_else_waits_for_and_of_the_end() {
+fn one_task_is_told_of_unawaited_frames_and_of_the_end() {
     explore("durable changes", || {
         let world = with_threads();
         let done = Arc::new(AtomicUsize::new(0));

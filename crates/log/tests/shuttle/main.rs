@@ -273,7 +273,7 @@ fn commit_until_stopped(world: &World, stream: u32, frames: usize, len: usize) {
 }
 
 #[test]
-fn what_a_group_commit_acknowledges_survives_a_power_cut_at_any_moment() {
+fn acknowledged_groups_survive_a_power_cut_at_any_moment() {
     explore("group commit", || {
         let world = World::open();
         let committers = spawn(&world, 3, |world, stream| {
@@ -347,7 +347,7 @@ fn a_full_ring_and_full_segments_lose_and_mix_nothing() {
 }
 
 #[test]
-fn what_is_held_can_be_read_while_the_rest_is_released_and_used_again() {
+fn held_frames_are_readable_while_the_rest_is_recycled() {
     explore("release", || {
         let world = World::open();
         let committers = spawn(&world, 2, |world, stream| {
@@ -544,7 +544,7 @@ fn a_failing_device_poisons_the_log_and_leaves_nobody_waiting() {
 }
 
 #[test]
-fn a_close_among_appends_keeps_what_was_acknowledged_and_refuses_the_rest() {
+fn a_close_among_appends_keeps_acknowledged_frames() {
     explore("close", || {
         let world = World::open();
         let committers = spawn(&world, 3, |world, stream| match stream {
@@ -598,7 +598,7 @@ fn futures_are_woken_by_the_thread_that_flushes() {
 
 /// One tail blocks and one is awaited; a commit, or a close, wakes both.
 #[test]
-fn tails_see_every_frame_once_and_are_woken_by_flushes_and_by_the_close() {
+fn tails_see_every_frame_once_and_wake_at_close() {
     const FRAMES: usize = 2;
     explore("tails", || {
         let world = World::open();
@@ -659,7 +659,7 @@ fn with_threads() -> World {
 }
 
 #[test]
-fn the_background_flusher_serves_every_future_and_dropped_ones_harm_nobody() {
+fn the_flusher_serves_every_future_despite_dropped_ones() {
     explore("futures with background threads", || {
         let world = with_threads();
         let tasks = spawn(&world, 2, |world, stream| {

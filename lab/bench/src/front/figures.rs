@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_latencies_that_so_many_transactions_had_at_most() {
+    fn percentiles_are_upper_bounds_of_latencies() {
         let done = transactions("log", &log()).unwrap();
         assert_eq!(done.len(), 1_000);
         assert_eq!(

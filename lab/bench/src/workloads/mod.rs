@@ -582,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn fillseq_writes_every_key_once_however_many_threads_share_them() {
+    fn fillseq_writes_every_key_once_on_any_number_of_threads() {
         for threads in [1, 2, 7] {
             let dir = tempfile::tempdir().unwrap();
             let bench = WorkloadBench {
@@ -602,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn recovery_replays_what_the_tables_lack_and_leaves_the_store_open_for_the_next() {
+    fn recovery_replays_what_the_tables_lack() {
         let bench = WorkloadBench {
             workloads: vec![Workload::FillSeq, Workload::Recovery, Workload::ReadRandom],
             ..quick()

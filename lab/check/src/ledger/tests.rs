@@ -53,7 +53,7 @@ fn a_later_commit_without_an_earlier_one_is_noticed() {
 }
 
 #[test]
-fn commits_that_could_not_see_each_other_may_survive_alone_only_in_the_ring() {
+fn concurrent_commits_may_survive_alone_only_in_the_ring() {
     let ledger = Ledger::new();
     let (a, b) = (ledger.begin(), ledger.begin());
     ledger.ordered(a, 100);
@@ -116,7 +116,7 @@ fn a_commit_that_saw_what_is_missing_is_noticed() {
 }
 
 #[test]
-fn what_a_later_commit_removed_must_be_gone_and_what_it_did_not_must_not() {
+fn exactly_what_a_later_commit_removed_is_gone() {
     let ledger = Ledger::new();
     let (old, new) = (ledger.begin(), ledger.begin());
     ledger.promised(old, Promise::Process);

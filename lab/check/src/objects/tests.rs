@@ -335,7 +335,7 @@ fn read_all(object: &[Option<i64>], now: Moment) -> Operation {
 }
 
 #[test]
-fn sound_histories_of_many_clients_fit_with_outcomes_that_stay_unknown() {
+fn sound_histories_fit_despite_unknown_outcomes() {
     for seed in 0..60 {
         let mut rng = Rng::new(seed);
         let history = simulate(&mut rng, 300, CLIENTS, 40);

@@ -226,7 +226,7 @@ fn pages_are_torn_where_no_full_pages_are_logged() {
 }
 
 #[test]
-fn pages_are_whole_and_commits_there_where_full_pages_are_logged() {
+fn full_pages_in_the_log_keep_pages_and_commits_whole() {
     let begin = Instant::now();
     let cuts = if cuts() == 0 { return } else { cuts() };
     let Some(report) = cut_again_and_again("on", Names::Journal, cuts, |_| false) else {

@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trap_that_has_sprung_is_not_cleared_while_its_operation_is_under_way() {
+    fn a_sprung_trap_stays_until_its_operation_ends() {
         let disk = disk();
         disk.set_trap(Trap::new(1, Moment::After, |_| true));
         let (before, after) = during_an_operation(&disk, |release| {
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_way_when_the_disk_stops_is_not_answered_before_the_power_is_off() {
+    fn a_stopped_disk_answers_nothing_until_the_power_is_off() {
         let disk = disk();
         let (before, after) = during_an_operation(&disk, |release| {
             disk.stop();

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn bench_takes_workloads_with_its_own_flags_and_with_those_of_db_bench() {
+    fn bench_takes_its_own_flags_and_those_of_db_bench() {
         let args = workloads(&["fillseq"]);
         assert_eq!(args.workloads, [Workload::FillSeq]);
         assert_eq!((args.num, args.key_size, args.value_size), (1_000_000, 16, 100));

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_command_there_is_a_tour_and_its_flags_go_with_nothing_else() {
+    fn the_tour_is_the_default_and_its_flags_stand_alone() {
         let args = Args::try_parse_from(["collie-lab", "--no-serve", "--short"]).unwrap();
         assert!(args.command.is_none() && args.tour.no_serve && args.tour.short);
         assert!(Args::try_parse_from(["collie-lab", "--no-serve", "--serve"]).is_err());

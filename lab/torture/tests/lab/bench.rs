@@ -98,7 +98,7 @@ fn a_wrong_flag_is_named_and_ends_with_code_2_or_1() {
 }
 
 #[test]
-fn bench_prints_one_object_per_workload_with_the_documented_fields() {
+fn bench_prints_one_object_per_workload() {
     let output = run([
         "bench",
         "fillseq",
@@ -280,7 +280,7 @@ fn bench_commit_prints_one_object_per_mode_and_its_rows_add_up() {
 }
 
 #[test]
-fn bench_orders_prints_one_object_per_mode_and_its_orders_add_up() {
+fn bench_orders_prints_an_object_per_mode_that_adds_up() {
     let dir = tempfile::tempdir().unwrap();
     // All kinds of transactions and distributions: everything hot, nothing hot, lookups only.
     for words in [
@@ -354,7 +354,7 @@ fn bench_orders_prints_one_object_per_mode_and_its_orders_add_up() {
 }
 
 #[test]
-fn bench_orders_for_people_reports_its_checks_and_refuses_impossible_settings() {
+fn bench_orders_reports_checks_and_refuses_bad_settings() {
     let tiny = ["--threads", "2", "--duration", "0.05", "--repeat", "1"];
     let output = lab().args(["bench", "orders"]).args(tiny).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));

@@ -150,7 +150,7 @@ fn running_power_test(dir: &Path) -> Child {
 }
 
 #[test]
-fn a_power_test_that_is_ended_or_killed_leaves_nothing_that_the_next_one_does_not_take_away() {
+fn a_killed_power_test_is_cleaned_up_by_the_next_one() {
     if !can_mount() {
         return;
     }

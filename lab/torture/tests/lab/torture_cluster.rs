@@ -136,7 +136,7 @@ fn acknowledged_writes_that_nodes_without_a_disk_lose_are_found() {
 }
 
 #[test]
-fn all_nodes_lose_their_power_and_nothing_that_they_acknowledged() {
+fn all_nodes_lose_power_and_nothing_acknowledged() {
     if !has_fuse() {
         return;
     }

@@ -560,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_that_was_created_is_there_and_one_that_was_dropped_is_not() {
+    fn created_families_are_there_and_dropped_ones_are_gone() {
         let created = format!("{FIRST}\nc 0 2 x\na 0 2 ok 0");
         let with = "opening\nopen ok\nfams default,x\nverified";
         let without = "opening\nopen ok\nfams default\nverified";

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renamed_file_has_one_of_its_names_and_replaces_another_whole() {
+    fn a_renamed_file_has_one_name_and_replaces_another_whole() {
         let mut names = Names::new(0);
         let (a, b) = (with(&mut names, "d/1"), with(&mut names, "d/2"));
         names.rename("d/1", "d/2");

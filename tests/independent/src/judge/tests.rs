@@ -321,7 +321,7 @@ fn a_snapshot_shows_what_stands_before_it_and_nothing_else() {
 }
 
 #[test]
-fn a_commit_that_nobody_acknowledged_may_be_seen_and_lost_but_not_by_a_promised_read() {
+fn an_unacknowledged_commit_may_be_lost_unless_read() {
     let begin = Event::Begin {
         id: 1,
         thread: 1,

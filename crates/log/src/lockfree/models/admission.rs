@@ -116,7 +116,7 @@ impl Admission {
 
 /// A large frame without a turn, beside one that has it and small ones.
 #[test]
-fn what_is_reserved_exactly_never_passes_the_limit_and_makes_no_other_pass_it() {
+fn exact_reservations_never_pass_the_limit() {
     // What three workers may overrun their looks by, with room for an exact one and without.
     for exact in [LARGE, 0] {
         explore("admission, exact reservations", THREE, move || {
@@ -198,7 +198,7 @@ fn large_frames_take_turns_and_never_pass_what_is_kept_for_one() {
 /// Commits leave the room of a large frame of relief, and of a small one; however they overrun
 /// their looks, both have it.
 #[test]
-fn relief_has_room_where_commits_have_none_and_never_passes_the_limit() {
+fn relief_uses_its_reserve_and_never_passes_the_limit() {
     explore("admission, commits and a large relief", COMPLETE, || {
         let limit = 3 * FRAME + 2 * LARGE;
         let admission = Admission::with_relief(2, LARGE, limit);
@@ -241,7 +241,7 @@ fn fillers_never_pass_the_limit() {
 /// Commits leave two frames per worker; however far they overrun their looks, one per worker is
 /// left.
 #[test]
-fn marks_have_room_where_commits_have_none_and_never_pass_the_limit() {
+fn marks_use_their_reserve_and_never_pass_the_limit() {
     explore("admission, commits and marks", COMPLETE, || {
         let limit = 7 * FRAME;
         let admission = Admission::with_marks(2, 2, limit);

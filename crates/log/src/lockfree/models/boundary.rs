@@ -118,7 +118,7 @@ fn a_slot_that_changes_hands_keeps_its_frames_visible() {
 }
 
 #[test]
-fn concurrent_scanners_agree_and_the_stored_boundary_never_goes_back() {
+fn concurrent_scans_never_move_the_boundary_back() {
     explore("boundary, 2 scanners and a reader of the boundary", THREE, || {
         let model = Model::new(1, 2);
         let slot = model.register();
@@ -141,7 +141,7 @@ fn concurrent_scanners_agree_and_the_stored_boundary_never_goes_back() {
 }
 
 #[test]
-fn a_filler_stands_at_the_boundary_or_nowhere_and_no_hole_lies_below() {
+fn a_filler_leaves_no_hole_below_the_boundary() {
     explore("boundary, a worker, a filler and a scanner", THREE, || {
         let model = Model::new(2, 2);
         let leader = model.register();

@@ -11,7 +11,7 @@ use super::watched::Watched;
 use super::{append, archived, first_lsn, options, release};
 
 #[test]
-fn an_archive_that_lacks_the_end_of_an_epoch_is_told_to_lack_it_and_not_to_be_damaged() {
+fn an_archive_without_an_epochs_end_is_not_called_damaged() {
     let dir = tempfile::tempdir().unwrap();
     let archive = dir.path().join("archive");
     let device: Arc<dyn Device> = Arc::new(RealDevice::new());
@@ -68,7 +68,7 @@ fn missing_from(device: &Arc<dyn Device>, archive: &Path) -> Option<Lsn> {
 }
 
 #[test]
-fn an_archive_that_does_not_go_up_to_its_log_is_told_to_lack_its_end() {
+fn an_archive_that_ends_before_its_log_lacks_its_end() {
     let device: Arc<dyn Device> = Arc::new(RealDevice::new());
     // The log's oldest segment is of the archive's last epoch, or begins the next one.
     for reopened in [false, true] {
@@ -127,7 +127,7 @@ fn an_archive_that_does_not_go_up_to_its_log_is_told_to_lack_its_end() {
 
 /// From outside the log and its archive are not seen at once.
 #[test]
-fn an_archive_that_grows_while_it_is_inspected_is_not_told_to_lack_anything() {
+fn an_archive_that_grows_while_inspected_lacks_nothing() {
     for moment in ["before list", "after list", "before open", "after open"] {
         for count in 1..8 {
             let dir = tempfile::tempdir().unwrap();

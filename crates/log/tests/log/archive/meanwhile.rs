@@ -55,7 +55,7 @@ fn at_every_step_of_an_archiving_all_frames_are_found() {
 
 /// The file that a get opens is released and used again before it is read.
 #[test]
-fn a_frame_whose_segment_is_used_again_in_mid_read_is_missing_and_not_damaged() {
+fn a_frame_recycled_in_mid_read_is_missing_not_damaged() {
     let dir = tempfile::tempdir().unwrap();
     let device = Watched::new();
     let options = LogOptions {

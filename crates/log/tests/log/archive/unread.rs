@@ -54,7 +54,7 @@ const ROOM: usize = SEGMENT as usize - 8192;
 const HEADER: usize = 32;
 
 #[test]
-fn segments_that_nobody_read_at_the_opening_say_in_the_archive_where_they_begin() {
+fn unread_segments_say_in_the_archive_where_they_begin() {
     let device: Arc<dyn Device> = Arc::new(RealDevice::new());
     let small: Vec<_> = (0..200).map(|n| 8 + n * 131 % 3000).collect();
     // Each covers some segments from end to end.
@@ -102,7 +102,7 @@ fn segments_that_nobody_read_at_the_opening_say_in_the_archive_where_they_begin(
 }
 
 #[test]
-fn damage_in_a_segment_that_nobody_read_leaves_the_next_ones_beginning_unknown_and_is_archived() {
+fn damage_in_an_unread_segment_hides_the_next_beginning() {
     use std::os::unix::fs::FileExt;
     let first_frame =
         |path: &Path| u64::from_le_bytes(std::fs::read(path).unwrap()[378..386].try_into().unwrap());

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_is_lost_after_sending_leaves_the_outcome_unknown() {
+    fn a_connection_lost_after_sending_leaves_the_outcome_open() {
         // Half a reply, and the end.
         let (port, thread) = node(&[b":"]);
         let mut client = ClusterClient::new(&[port], 1, 0);
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transaction_is_not_executed_where_a_command_was_refused_and_unknown_where_exec_is() {
+    fn a_refused_command_aborts_and_a_lost_exec_is_unknown() {
         let commands = vec![vec![b"INCR".to_vec(), b"k".to_vec()]; 2];
         let refused = b"+OK\r\n-MOVED 7 127.0.0.1:1\r\n+QUEUED\r\n-EXECABORT discarded\r\n";
         let unknown = b"+OK\r\n+QUEUED\r\n+QUEUED\r\n-UNKNOWN it may be\r\n";

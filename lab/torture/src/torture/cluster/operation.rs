@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_of_operation_is_drawn_and_its_replies_are_understood() {
+    fn each_kind_of_operation_is_drawn_and_understood() {
         let (mut rng, mut value) = (Rng::new(3), 0);
         let mut names = std::collections::BTreeSet::new();
         for _ in 0..1_000 {

@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn others_see_versions_between_what_was_acknowledged_and_what_was_sent() {
+    fn others_see_versions_from_acknowledged_to_sent() {
         let progress = Progress::new(1);
         let mut ledger = Ledger::new(5, &progress);
         let set = Op {

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_a_bound_is_a_violation_and_what_is_at_it_is_none() {
+    fn a_value_at_its_bound_is_no_violation_and_one_beyond_is() {
         let cap = sizes::memory_cap();
         let memory = |most| Memory { now: 1, most };
         for (most, count) in [(cap, 0), (cap + 1, 1)] {
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_p99_drifts_when_its_last_third_is_that_many_times_the_first() {
+    fn a_p99_drifts_when_its_last_third_exceeds_the_first() {
         let run = |first: f64, last: f64| {
             judged(|report| {
                 for p99 in [first, first, 1e9, first, last, last, last] {

@@ -153,16 +153,16 @@ fn assert_says_where(error: &LogError, context: &str) {
     );
 }
 
-/// Runs one phase with its `n`-th operation failing; `false` where it has no such operation.
-fn run(number: usize, setup: Setup, n: u64, lasting: bool) -> bool {
+/// Runs one phase with its `n`-th operation of a kind failing; `false` where it has no such operation.
+fn run(number: usize, setup: Setup, kind: FaultKind, n: u64, lasting: bool) -> bool {
     let (name, before, act) = PHASES[number];
-    let context = format!("{name}, operation {n}, lasting: {lasting}, {setup:?}");
+    let context = format!("{name}, {kind:?}, operation {n}, lasting: {lasting}, {setup:?}");
     let mut world = World::new(setup);
     before(&mut world).unwrap_or_else(|e| panic!("{context}: before any fault: {e}"));
-    let fault = Fault::new(FaultKind::AnyFails).after(n);
+    let fault = Fault::new(kind).after(n);
     world.device.inject(if lasting { fault } else { fault.once() });
     let result = act(&mut world);
-    if world.device.fired(FaultKind::AnyFails) == 0 {
+    if world.device.fired(kind) == 0 {
         result.unwrap_or_else(|e| panic!("{context}: failed without a fault: {e}"));
         return false;
     }
@@ -200,9 +200,16 @@ fn run(number: usize, setup: Setup, n: u64, lasting: bool) -> bool {
 fn every_operation(number: usize) {
     let mut failed = 0;
     for (shared, direct) in [(true, true), (true, false), (false, true), (false, false)] {
-        for lasting in [false, true] {
-            let setup = Setup::small(shared, direct);
-            failed += (0..).take_while(|&n| run(number, setup, n, lasting)).count();
+        let setup = Setup::small(shared, direct);
+        // What a sync fails to write is lost, and the next one succeeds: a failure of its own.
+        for (kind, lasting) in [
+            (FaultKind::AnyFails, false),
+            (FaultKind::AnyFails, true),
+            (FaultKind::SyncFails, false),
+        ] {
+            failed += (0..)
+                .take_while(|&n| run(number, setup, kind, n, lasting))
+                .count();
         }
     }
     println!("figures: {}: {failed} operations made to fail", PHASES[number].0);

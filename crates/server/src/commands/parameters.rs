@@ -3,7 +3,8 @@
 //! One that the configuration file has, too, also needs a field in `ServerConfig` and `Settings`
 //! (`config.rs`), and in collie-cli's `serve/config.rs` a field, its default and a line in `server()` and
 //! in `parameters()`: what is missing there counts as fixed at the start, and a reload does not change
-//! it; and a line in `packaging/collie.toml`. The ranges are the same in both.
+//! it; and a line in `packaging/collie.toml`. The ranges are the same in both. collie-cli's tests `reload`
+//! and `operations` say what was forgotten.
 
 use std::borrow::Cow;
 use std::str::FromStr;

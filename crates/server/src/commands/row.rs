@@ -8,7 +8,8 @@
 //! A new command is a row and a function in the file of its group (`GROUPS` in `table.rs` for a new
 //! group), a line in docs/book/src/commands.md, and its name in the lists of `tests/server/heavy`,
 //! `tests/server/in_doubt`, `tests/cluster/commands`, `tests/cluster/expiry` and collie-lab's
-//! `hostile/heavy`; one that Redis lacks in `tests/server/differential`, too. `find`, `prior`, `payload`
+//! `hostile/heavy`; one that Redis lacks in `tests/server/differential`, too. In a cluster its keys and
+//! flags alone say where it is executed (`partitioned.rs`). `find`, `prior`, `payload`
 //! and `part` weigh what they read (`cost`); other work that grows with values is weighed by the command.
 
 use collie_protocol::Request;

@@ -1,8 +1,10 @@
-//! The metrics and their values. docs/book/src/operations.md lists every name; a test compares the two.
+//! The metrics and their values. docs/book/src/operations.md lists every name; `tests/server/metrics`
+//! compares the two.
 //!
 //! Names of counters end in `_total`, those of gauges do not; units are base units; the help is a
 //! sentence. A counter of this server is a field of `stats::Counters`, in three places there. What
-//! `data` counts for a server by itself, `partitions` counts in a cluster.
+//! `data` counts for a server by itself, `partitions` counts in a cluster. What a command counts goes by
+//! way of `exec::Noted`, since a command may be executed again.
 
 use collie_db::{LogStats, Stall, Stats};
 

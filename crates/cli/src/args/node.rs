@@ -22,14 +22,17 @@ pub(crate) struct NodeArgs {
     /// They stay what they were when the node was made.
     #[arg(long, value_name = "DISK")]
     pub(crate) data: Vec<PathBuf>,
-    /// Where to listen for clients; also the address by which other nodes send clients here. Here and
-    /// below, ADDR is an IP address or the name of a host, which is looked up once, at the start.
+    /// Where to listen for clients. Here and below, ADDR is an IP address or the name of a host, which
+    /// is looked up once, at the start.
     #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     pub(crate) listen: SocketAddr,
+    /// Where other nodes send clients, if that is not --listen. It is final.
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
+    pub(crate) advertise_client: Option<SocketAddr>,
     /// Where to listen for the other nodes. Off loopback it needs certificates.
     #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     pub(crate) peer: SocketAddr,
-    /// Where the other nodes reach it, if that is not --peer.
+    /// Where the other nodes reach it, if that is not --peer. It is final.
     #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     pub(crate) advertise_peer: Option<SocketAddr>,
     /// Make a new cluster, of which this is the first node.

@@ -249,7 +249,7 @@ fn options(args: &NodeArgs) -> anyhow::Result<ClusterOptions> {
     let mut options = ClusterOptions::new(
         args.dir.clone(),
         args.advertise_peer.unwrap_or(args.peer),
-        args.listen,
+        args.advertise_client.unwrap_or(args.listen),
     );
     options.listen = args.peer;
     // It holds little: it needs no threads beside those that are there.

@@ -282,6 +282,55 @@ fn certificates(dir: &Path) {
     }
 }
 
+/// It listens on all addresses, as in a container.
+#[test]
+fn clients_are_sent_to_the_address_that_a_node_advertises() {
+    let dir = tempfile::tempdir().unwrap();
+    let [client, peer, metrics] = addresses(3)[..] else {
+        unreachable!("three addresses")
+    };
+    let advertised = format!("127.0.0.1:{}", client.port());
+    let process = collie()
+        .args([
+            "node",
+            "--bootstrap",
+            "--replicas",
+            "1",
+            "--partitions",
+            "4",
+            "--dir",
+        ])
+        .arg(dir.path().join("node"))
+        .args([
+            "--listen",
+            &format!("0.0.0.0:{}", client.port()),
+            "--open-to-network",
+        ])
+        .args(["--advertise-client", &advertised, "--peer", &peer.to_string()])
+        .stderr(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn();
+    let node = Node {
+        client,
+        peer,
+        metrics,
+        process: Some(process.unwrap()),
+    };
+    // Ended when dropped.
+    let nodes = Nodes {
+        dir,
+        flags: Vec::new(),
+        nodes: vec![node],
+    };
+    let client = nodes.nodes[0].client;
+    wait_for("all slots", || {
+        let info = Client::try_connect(client).map(|mut client| client.line("CLUSTER INFO"));
+        info.is_ok_and(|info| info.contains("cluster_slots_ok:16384"))
+    });
+    let shown = Client::connect(client).line("CLUSTER NODES");
+    assert!(shown.contains(&advertised), "{shown}");
+}
+
 /// A client that goes where it is sent, and sends again what was not executed, as those of Redis Cluster
 /// do.
 struct Wanderer<'a> {

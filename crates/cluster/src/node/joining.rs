@@ -132,6 +132,7 @@ async fn ask<N: Network>(
     options: &ClusterOptions,
     store: &IdentityStore,
 ) -> Result<Asked, ClusterError> {
+    check_reachable(options)?;
     let bind = |problem: String| {
         NodeError::Peers(PeerError::Bind {
             address: options.listen,
@@ -179,6 +180,20 @@ async fn ask<N: Network>(
         Ok(asked)
     })
     .await
+}
+
+/// Other nodes and clients are sent to these addresses, for good.
+fn check_reachable(options: &ClusterOptions) -> Result<(), ClusterError> {
+    for (option, address) in [("peer", options.peer), ("client", options.client)] {
+        if address.ip().is_unspecified() {
+            let problem = format!(
+                "others connect to this address, and {address} is one to listen on alone: name one of this machine \
+                 (--advertise-peer, --advertise-client)"
+            );
+            return Err(ClusterError::Options { option, problem });
+        }
+    }
+    Ok(())
 }
 
 /// The identity is durable, and the disks are marked, when this returns.

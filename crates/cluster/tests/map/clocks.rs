@@ -73,10 +73,12 @@ fn problems(site: &Site) -> Vec<String> {
     site.with(|node, _| node.cluster().problems())
 }
 
-/// Whether the only problem of a site is this one of its clock.
+/// Whether the only problem of the clock of a site is this one.
 fn has_problem(site: &Site, problem: &str) -> bool {
-    let problems = problems(site);
-    matches!(&problems[..], [clock] if clock.starts_with("the clock: ") && clock.contains(problem))
+    // Nodes may be silent for a moment, too.
+    let mut problems = problems(site);
+    problems.retain(|problem| problem.starts_with("the clock: "));
+    matches!(&problems[..], [clock] if clock.contains(problem))
 }
 
 const IS_OFF: &str = "those of most other nodes";

@@ -1,5 +1,6 @@
 //! Who is not let in, and what is said of it.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -71,6 +72,24 @@ fn a_directory_begins_once_and_a_node_is_not_anything() {
     // It was bootstrapped, and nothing of the refusals was kept.
     site.start(Begin::Start);
     assert_eq!(settled(&sites, 1, 1).nodes.len(), 1);
+}
+
+#[test]
+fn an_address_to_listen_on_alone_gets_into_no_map() {
+    let sites = sites(1);
+    let everywhere: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+    for address in everywhere {
+        let (mut peer, mut client) = (sites[0].options(), sites[0].options());
+        peer.peer.set_ip(address);
+        client.client.set_ip(address);
+        for (options, option) in [(peer, "--advertise-peer"), (client, "--advertise-client")] {
+            let said = sites[0].refusal(options, bootstrap(1, 1));
+            says(&said, &["one to listen on alone", &address.to_string(), option]);
+        }
+    }
+    // Nothing was made of it.
+    sites[0].start(bootstrap(1, 1));
+    settled(&sites, 1, 1);
 }
 
 #[test]

@@ -124,7 +124,7 @@ pub(crate) struct Jump {
     pub(crate) passed: u64,
 }
 
-/// The gaps of a family; see the module's page.
+/// The gaps of a family: ranges of keys without a live value, which iterators jump over.
 #[derive(Debug, Default)]
 pub(crate) struct Gaps {
     /// Whether there may be any, noted or announced, so that puts need not look.

@@ -14,20 +14,19 @@
 //! most one filler stands before the first frame that is reserved, and one behind each: `slack` has
 //! room for them.
 //!
-//! Of what is prepared the last part is kept for marks, and the part before it for relief, so that
-//! a full log can become an emptier one:
+//! Room is reserved at the end of what is prepared, so that a full log can become an emptier one:
 //!
 //! ```text
 //! … commits …  | relief | the largest relief | marks | slack |
 //!              ^                                            ^ prepared
 //! ```
 //!
-//! Each kind is admitted while `next + slack` and what is kept for those after it fit. The argument
-//! does not ask by which of them a worker was admitted, so `next` never passes what is prepared;
-//! and by the same argument commits alone never pass what is kept from them, nor commits and relief
-//! what is kept for marks. What commits need for a large frame lies before all that (`limit` is
-//! `prepared` without it), and what relief needs for one before what is kept for marks. What is
-//! kept for marks has room for another `slack` of them, however full the device is.
+//! Commits stop before all four; relief stops before the marks' part, and marks before the slack. A
+//! frame of any kind is admitted while `next + slack`, and the parts behind its own, fit. The argument
+//! above does not depend on the kind that a frame was admitted as. So `next` never passes what is
+//! prepared, commits alone never pass the beginning of the relief, and commits and relief never pass
+//! that of the marks. A large commit needs its room before all four (`limit` is `prepared` without
+//! them), a large relief before the marks.
 
 use crate::Lsn;
 use crate::lockfree::boundary::Reservations;

@@ -68,7 +68,8 @@ pub struct ClusterOptions {
     pub store: NodeStoreOptions,
     /// How each state machine is opened. Its device is also that of the disks' marks.
     pub machine: MachineOptions,
-    /// Where other nodes reach it. No other node has this address, and it never changes.
+    /// Where other nodes reach it. No other node has this address, and it never changes. A new node with
+    /// an unspecified one (`0.0.0.0`, `::`), here or in [`client`](Self::client), is refused.
     pub peer: SocketAddr,
     /// Where it takes the connections of other nodes. Default: [`peer`](Self::peer).
     pub listen: SocketAddr,

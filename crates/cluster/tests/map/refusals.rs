@@ -87,7 +87,7 @@ fn an_address_to_listen_on_alone_gets_into_no_map() {
             says(&said, &["one to listen on alone", &address.to_string(), option]);
         }
     }
-    // Nothing was made of it.
+    // The directory is still free for addresses of this machine.
     sites[0].start(bootstrap(1, 1));
     settled(&sites, 1, 1);
 }

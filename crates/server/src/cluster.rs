@@ -74,6 +74,13 @@ pub trait Cluster: fmt::Debug + Send + Sync + 'static {
     /// This node cannot lead, or leads all of them: why.
     fn take_over(&self) -> Result<(), String>;
 
+    /// Has the cluster's map say whether a node is to have replicas, which move later. Resolves when the map says
+    /// so.
+    ///
+    /// # Errors
+    /// Why it is refused, and what to do; or no answer: it may be asked for again.
+    fn change_node(&self, request: NodeRequest) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+
     /// Hands over what this node leads, before its shutdown, and takes over nothing from then on. Returns
     /// whether anything was handed over; within seconds, also where no other node can lead.
     fn retire(&self) -> Pin<Box<dyn Future<Output = bool> + Send>>;
@@ -140,6 +147,37 @@ pub struct NodeInfo {
     pub peer: SocketAddr,
     /// Whether this node has received something from it lately; always so of itself.
     pub is_alive: bool,
+    /// Whether it is to have replicas.
+    pub role: NodeRole,
+}
+
+/// Whether a node is to have replicas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeRole {
+    /// It is.
+    Serves,
+    /// Its replicas move to other nodes.
+    Drains,
+    /// Its replicas move to other nodes; then it is removed from the cluster.
+    Leaves,
+}
+
+/// What an operator wants of a node, which is named by its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeRequest {
+    /// It is to have replicas.
+    Serve(u64),
+    /// Its replicas are to move to other nodes.
+    Drain(u64),
+    /// They are to move, and it is to be removed from the cluster.
+    Remove(u64),
+    /// They are to move to one other node alone, and it is to be removed.
+    Replace {
+        /// The node.
+        node: u64,
+        /// The other one.
+        by: u64,
+    },
 }
 
 /// A partition.
@@ -155,6 +193,10 @@ pub struct PartitionInfo {
     pub is_served: bool,
     /// The numbers of the nodes that have replicas of it.
     pub replicas: Vec<u64>,
+    /// Of those on which a replica is being made.
+    pub joining: Vec<u64>,
+    /// Of those that have a replica which goes once the others are made.
+    pub leaving: Vec<u64>,
 }
 
 /// A row of a partition.

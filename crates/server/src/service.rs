@@ -93,7 +93,7 @@ fn merged(ranges: impl Iterator<Item = RangeInclusive<u16>>) -> Vec<RangeInclusi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::NodeInfo;
+    use crate::cluster::{NodeInfo, NodeRole};
 
     /// Three nodes, and partitions of ten slots: the leader of each, and whether that answers.
     fn topology(own: u64, partitions: &[(Option<u64>, bool, &[u64])]) -> Topology {
@@ -104,6 +104,7 @@ mod tests {
             address,
             peer: address,
             is_alive: number == 1,
+            role: NodeRole::Serves,
         };
         let partition =
             |(at, (leader, is_served, replicas)): (u16, &(Option<u64>, bool, &[u64]))| PartitionInfo {
@@ -112,6 +113,8 @@ mod tests {
                 leader: *leader,
                 is_served: *is_served,
                 replicas: replicas.to_vec(),
+                joining: Vec::new(),
+                leaving: Vec::new(),
             };
         Topology {
             epoch: 1,

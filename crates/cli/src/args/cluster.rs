@@ -24,6 +24,62 @@ pub(crate) enum ClusterCommand {
     /// served and nothing is wrong, 1 where all are served but a node is away or has a problem, 3 where
     /// some are not served, and 4 where no node can be asked.
     Status(StatusArgs),
+    /// Lists the nodes of a cluster: whether each is to have replicas, how many it has and leads, and how
+    /// many are on their way.
+    Nodes(NodesArgs),
+    /// Moves the replicas of a node to other nodes. It stays in the cluster, without any.
+    Drain(OneNodeArgs),
+    /// Lets a node have replicas again that was drained, or was to be removed.
+    Serve(OneNodeArgs),
+    /// Moves the replicas of a node, also of a dead one, to other nodes, and removes it from the cluster. It
+    /// can then only join anew, with an empty directory.
+    Remove(OneNodeArgs),
+    /// Moves the replicas of a node, also of a dead one, to one that has joined in its place, and removes it
+    /// from the cluster.
+    Replace(ReplaceArgs),
+}
+
+// The nodes that are asked.
+#[derive(Debug, clap::Args)]
+pub(crate) struct WhereArgs {
+    /// The directory of a cluster that `up` has started.
+    #[arg(long, default_value = "collie-cluster", conflicts_with = "node")]
+    pub(crate) dir: PathBuf,
+    /// Ask the first of these nodes that answers instead: the addresses that clients use.
+    #[arg(long, value_name = "ADDR:PORT", value_delimiter = ',', value_parser = address)]
+    pub(crate) node: Vec<SocketAddr>,
+    #[command(flatten)]
+    pub(crate) access: AccessArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct NodesArgs {
+    /// Print one JSON object per node.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) at: WhereArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct OneNodeArgs {
+    /// The node, by its number, as `nodes` lists it.
+    #[arg(value_name = "NUMBER")]
+    pub(crate) number: u64,
+    #[command(flatten)]
+    pub(crate) at: WhereArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ReplaceArgs {
+    /// The node that goes, by its number, as `nodes` lists it.
+    #[arg(value_name = "NUMBER")]
+    pub(crate) number: u64,
+    /// The node that gets its replicas.
+    #[arg(value_name = "BY")]
+    pub(crate) by: u64,
+    #[command(flatten)]
+    pub(crate) at: WhereArgs,
 }
 
 #[derive(Debug, clap::Args)]

@@ -68,6 +68,10 @@ pub(crate) struct NodeArgs {
     /// from 64mb to 2gb.
     #[arg(long, value_name = "BYTES", value_parser = log_limit)]
     pub(crate) log_limit: Option<u64>,
+    /// The replicas of a node that has not answered for so many seconds move to others that can take them. All
+    /// nodes should be started with the same.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u32).range(10..))]
+    pub(crate) replace_after: u32,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
     #[command(flatten)]

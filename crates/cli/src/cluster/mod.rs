@@ -3,6 +3,7 @@
 mod access;
 mod ca;
 mod local;
+mod nodes;
 mod status;
 mod up;
 mod verdict;
@@ -18,5 +19,23 @@ pub(crate) fn run(command: &ClusterCommand) -> anyhow::Result<Outcome> {
         ClusterCommand::Down(args) => up::down(args),
         ClusterCommand::Ca(command) => ca::run(command),
         ClusterCommand::Status(args) => status::status(args),
+        ClusterCommand::Nodes(args) => nodes::nodes(args),
+        ClusterCommand::Drain(args) => {
+            let (node, follows) = (args.number, "its replicas move to other nodes");
+            nodes::change(&args.at, &["DRAIN", &node.to_string()], follows)
+        }
+        ClusterCommand::Serve(args) => {
+            let (node, follows) = (args.number, "it may be given replicas");
+            nodes::change(&args.at, &["SERVE", &node.to_string()], follows)
+        }
+        ClusterCommand::Remove(args) => {
+            let follows = "its replicas move to other nodes, and then it is removed";
+            nodes::change(&args.at, &["REMOVE", &args.number.to_string()], follows)
+        }
+        ClusterCommand::Replace(args) => {
+            let (node, by) = (args.number.to_string(), args.by.to_string());
+            let follows = format!("its replicas move to node {by}, and then it is removed");
+            nodes::change(&args.at, &["REPLACE", &node, &by], &follows)
+        }
     }
 }

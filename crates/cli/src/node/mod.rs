@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use collie_cli::Outcome;
@@ -252,6 +253,7 @@ fn options(args: &NodeArgs) -> anyhow::Result<ClusterOptions> {
         args.advertise_client.unwrap_or(args.listen),
     );
     options.listen = args.peer;
+    options.replace_after = Duration::from_secs(args.replace_after.into());
     // It holds little: it needs no threads beside those that are there.
     options.own = Options {
         shared: Some(shared.clone()),

@@ -16,13 +16,17 @@
 //! 6. An unreadable map is not followed.
 //! 7. A node's time follows jumps only when most confirm them.
 
+mod error;
+mod moves;
+mod records;
 mod rules;
 mod whole;
 
-pub use rules::{Founding, JoinRequest, Placement, found, join, place, voters};
-pub use whole::{
-    Changes, ClusterRecord, LEVEL, Map, MapError, MapMember, MapRow, NOWHERE, NodeRecord, PartitionRecord,
-};
+pub use error::MapError;
+pub use moves::{Moved, Nodes, leave, moved, plan, set_role};
+pub use records::{ClusterRecord, LEVEL, LEVEL_OF_MOVES, MapMember, NodeRecord, NodeRole, PartitionRecord};
+pub use rules::{Founding, JoinRequest, found, join, place, voters};
+pub use whole::{Changes, Map, MapRow, NOWHERE};
 
 use crate::ids::GroupId;
 

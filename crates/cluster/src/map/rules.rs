@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use crate::ids::ReplicaId;
-use crate::map::whole::{Changes, ClusterRecord, Map, MapError, MapMember, NodeRecord, PartitionRecord};
+use crate::map::error::MapError;
+use crate::map::moves::Nodes;
+use crate::map::records::{ClusterRecord, MapMember, NodeRecord, NodeRole, PartitionRecord};
+use crate::map::whole::{Changes, Map};
 use crate::replica_store::SLOTS;
 use crate::transport::wire::{ClusterId, NodeId};
 
@@ -38,13 +41,6 @@ pub struct JoinRequest {
     pub disks: Vec<[u8; 16]>,
 }
 
-/// Whether partitions are to be placed, and where they may be.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Placement {
-    /// The nodes that can be given replicas now.
-    pub ready: BTreeSet<NodeId>,
-}
-
 /// The map of a new cluster with one node.
 #[must_use]
 pub fn found(founding: &Founding) -> Changes {
@@ -62,6 +58,7 @@ pub fn found(founding: &Founding) -> Changes {
     Changes {
         cluster,
         nodes: vec![node_of(&founding.first, 1, 1)],
+        removed: Vec::new(),
         partitions: Vec::new(),
     }
 }
@@ -74,6 +71,8 @@ fn node_of(request: &JoinRequest, number: NodeId, replica: ReplicaId) -> NodeRec
         client: request.client,
         disks: request.disks.clone(),
         replica,
+        role: NodeRole::Serves,
+        zone: String::new(),
     }
 }
 
@@ -84,7 +83,11 @@ fn node_of(request: &JoinRequest, number: NodeId, replica: ReplicaId) -> NodeRec
 /// Why it is refused, and what to do.
 pub fn join(map: &Map, request: &JoinRequest) -> Result<(NodeRecord, Option<Changes>), String> {
     if let Some(node) = map.node_of_token(&request.token) {
-        let same = node_of(request, node.number, node.replica) == *node;
+        let same = NodeRecord {
+            role: node.role,
+            zone: node.zone.clone(),
+            ..node_of(request, node.number, node.replica)
+        } == *node;
         return match same {
             true => Ok((node.clone(), None)),
             false => Err(format!(
@@ -119,16 +122,12 @@ pub fn join(map: &Map, request: &JoinRequest) -> Result<(NodeRecord, Option<Chan
             ));
         }
     }
-    let mut cluster = map.cluster.clone();
+    let mut changes = Changes::of(map);
+    let cluster = &mut changes.cluster;
     let node = node_of(request, cluster.next_node, cluster.next_replica);
-    cluster.epoch += 1;
     cluster.next_node += 1;
     cluster.next_replica += 1;
-    let changes = Changes {
-        cluster,
-        nodes: vec![node.clone()],
-        partitions: Vec::new(),
-    };
+    changes.nodes.push(node.clone());
     Ok((node, Some(changes)))
 }
 
@@ -137,72 +136,87 @@ pub fn join(map: &Map, request: &JoinRequest) -> Result<(NodeRecord, Option<Chan
 ///
 /// # Errors
 /// [`MapError::Exhausted`].
-pub fn place(map: &Map, placement: &Placement) -> Result<Option<Changes>, MapError> {
+pub fn place(map: &Map, nodes: &Nodes) -> Result<Option<Changes>, MapError> {
     let nodes: Vec<_> = map
         .nodes
         .values()
-        .filter(|node| placement.ready.contains(&node.number))
+        .filter(|node| nodes.ready.contains(&node.number) && node.role == NodeRole::Serves)
         .collect();
     let replicas = usize::from(map.cluster.replicas.max(1));
     if !map.partitions.is_empty() || nodes.len() < replicas {
         return Ok(None);
     }
     let count = map.cluster.partitions.clamp(1, SLOTS);
-    let mut cluster = map.cluster.clone();
+    let mut changes = Changes::of(map);
+    let cluster = &mut changes.cluster;
     let all = u64::from(count) * replicas as u64;
     if cluster.next_replica.checked_add(all).is_none() || cluster.next_group.checked_add(all).is_none() {
         let (what, limit) = ("ids of replicas", u64::MAX);
         return Err(MapError::Exhausted { what, limit });
     }
-    cluster.epoch += 1;
     let mut on_node: BTreeMap<NodeId, u32> = BTreeMap::new();
-    let mut partitions = Vec::with_capacity(usize::from(count));
     // Of the nodes in a circle each partition takes so many in a row, the next one beginning one
     // further: its lowest id, which leads first, is on each node in turn.
     for index in 0..count {
         let row = nodes.iter().cycle().skip(usize::from(index) % nodes.len());
-        let members = row.take(replicas).map(|node| {
-            let placed = on_node.entry(node.number).or_default();
-            let member = MapMember {
-                replica: cluster.next_replica,
-                node: node.number,
-                disk: *placed % (node.disks.len() as u32),
-            };
-            *placed += 1;
-            cluster.next_replica += 1;
-            member
-        });
+        let members: Vec<_> = row
+            .take(replicas)
+            .map(|node| {
+                let placed = on_node.entry(node.number).or_default();
+                let member = MapMember {
+                    replica: cluster.next_replica,
+                    node: node.number,
+                    disk: *placed % (node.disks.len() as u32),
+                };
+                *placed += 1;
+                cluster.next_replica += 1;
+                member
+            })
+            .collect();
         let bound = |index: u16| (u32::from(index) * u32::from(SLOTS) / u32::from(count)) as u16;
-        partitions.push(PartitionRecord {
+        changes.partitions.push(PartitionRecord {
             group: cluster.next_group,
             first: bound(index),
             last: bound(index + 1) - 1,
-            members: members.collect(),
+            begins: members.first().map_or(0, |member| member.replica),
+            members,
+            wanted: Vec::new(),
         });
         cluster.next_group += 1;
     }
-    Ok(Some(Changes {
-        cluster,
-        nodes: Vec::new(),
-        partitions,
-    }))
+    Ok(Some(changes))
 }
 
-/// The replicas of group 0 that are to vote, if others do now: as many as are wanted, an odd number,
-/// and no fewer than now. `ready` are the members that have nearly all entries, and whose nodes
-/// answer. Voters stay voters.
+/// The replicas of group 0 that are to vote, if others do now: as many as are wanted, an odd number, and no fewer
+/// than now. Voters stay voters, but for those of nodes that leave, and those of nodes that are gone, where others
+/// can take their place.
 #[must_use]
-pub fn voters(
-    map: &Map,
-    now: &BTreeSet<ReplicaId>,
-    ready: &BTreeSet<ReplicaId>,
-) -> Option<BTreeSet<ReplicaId>> {
+pub fn voters(map: &Map, now: &BTreeSet<ReplicaId>, nodes: &Nodes) -> Option<BTreeSet<ReplicaId>> {
+    let stays = |replica: &ReplicaId| {
+        let node = map.node_of_replica(*replica);
+        node.filter(|node| !matches!(node.role, NodeRole::Leaves { .. }))
+    };
+    let (mut first, mut last) = (Vec::new(), Vec::new());
+    for node in now.iter().filter_map(stays) {
+        match nodes.gone.contains(&node.number) {
+            true => last.push(node.replica),
+            false => first.push(node.replica),
+        }
+    }
+    let least = first.len() + last.len();
     let known = map.nodes.values().map(|node| node.replica);
-    let more = known.filter(|replica| ready.contains(replica) && !now.contains(replica));
-    let candidates: Vec<_> = now.iter().copied().chain(more).collect();
+    let is_ready = |replica: &ReplicaId| {
+        !now.contains(replica) && stays(replica).is_some_and(|node| nodes.ready.contains(&node.number))
+    };
+    let candidates: Vec<_> = first
+        .into_iter()
+        .chain(known.filter(is_ready))
+        .chain(last)
+        .collect();
     let most = candidates.len().min(usize::from(map.cluster.voters.max(1)));
     // With two voters the loss of either would stop the group, as with one, and be twice as likely.
     let most = most - usize::from(most % 2 == 0);
-    let then: BTreeSet<_> = candidates.into_iter().take(most.max(now.len())).collect();
-    (then != *now).then_some(then)
+    let then: BTreeSet<_> = candidates.into_iter().take(most.max(least)).collect();
+    // The last node cannot leave.
+    (then != *now && !then.is_empty()).then_some(then)
 }

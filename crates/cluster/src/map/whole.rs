@@ -1,21 +1,22 @@
-//! The map as a whole, read from its rows, checked, and changed; its records, and the rows that they are in.
+//! The map as a whole, read from its rows, checked, and changed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
-use std::ops::RangeInclusive;
-
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
 use crate::ids::{GroupId, ReplicaId};
+use crate::map::MAP_GROUP;
+use crate::map::error::MapError;
+use crate::map::records::{
+    ClusterRecord, MapMember, NodeRecord, PartitionRecord, cluster_key, decode, encode, node_key,
+    partition_key,
+};
 use crate::replica_store::SLOTS;
-use crate::transport::wire::{ClusterId, NodeId};
+use crate::transport::wire::NodeId;
 
 /// In the table of [`Map::by_slot`]: no partition has the slot.
 pub const NOWHERE: u16 = u16::MAX;
 
-/// A row of the map: its key and its value.
-pub type MapRow = (Vec<u8>, Vec<u8>);
+/// A row of the map: its key, and its value; none: it is removed.
+pub type MapRow = (Vec<u8>, Option<Vec<u8>>);
 
 /// The nodes and partitions of a cluster, at one epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,10 +35,27 @@ pub struct Map {
 pub struct Changes {
     /// The cluster, with the next epoch.
     pub cluster: ClusterRecord,
-    /// Nodes that are new.
+    /// Nodes that are new, or changed.
     pub nodes: Vec<NodeRecord>,
-    /// Partitions that are new.
+    /// Nodes that are no more.
+    pub removed: Vec<NodeId>,
+    /// Partitions that are new, or changed.
     pub partitions: Vec<PartitionRecord>,
+}
+
+impl Changes {
+    /// Nothing yet, but the next epoch.
+    #[must_use]
+    pub fn of(map: &Map) -> Self {
+        let mut cluster = map.cluster.clone();
+        cluster.epoch += 1;
+        Self {
+            cluster,
+            nodes: Vec::new(),
+            removed: Vec::new(),
+            partitions: Vec::new(),
+        }
+    }
 }
 
 impl Map {
@@ -87,19 +105,22 @@ impl Map {
         Ok(cluster.transpose()?.map(|cluster| cluster.epoch))
     }
 
-    /// The rows that a change sets.
+    /// The rows that a change sets and removes.
     ///
     /// # Errors
     /// [`MapError::Row`] where a record cannot be encoded.
     pub fn rows(changes: &Changes) -> Result<Vec<MapRow>, MapError> {
-        let mut rows = vec![(cluster_key(), encode("cluster", &changes.cluster)?)];
+        let level = changes.cluster.level;
+        let mut rows = vec![(cluster_key(), Some(encode("cluster", &changes.cluster, level)?))];
         for node in &changes.nodes {
             let name = format!("node/{}", node.number);
-            rows.push((node_key(node.number), encode(&name, node)?));
+            rows.push((node_key(node.number), Some(encode(&name, node, level)?)));
         }
+        rows.extend(changes.removed.iter().map(|number| (node_key(*number), None)));
         for partition in &changes.partitions {
             let name = format!("partition/{}", partition.group);
-            rows.push((partition_key(partition.group), encode(&name, partition)?));
+            let value = encode(&name, partition, level)?;
+            rows.push((partition_key(partition.group), Some(value)));
         }
         Ok(rows)
     }
@@ -114,6 +135,17 @@ impl Map {
     #[must_use]
     pub fn node_of_replica(&self, replica: ReplicaId) -> Option<&NodeRecord> {
         self.nodes.values().find(|node| node.replica == replica)
+    }
+
+    /// Whether a replica that was made on a node is not to be there any more: its group goes on without
+    /// it. A map that has not given out its id yet is older than the replica, as it may be after a
+    /// restart, and has nothing to say of it.
+    #[must_use]
+    pub fn has_moved_away(&self, (group, replica): (GroupId, ReplicaId), node: NodeId) -> bool {
+        let partition = self.partitions.get(&group);
+        let member = partition.and_then(|partition| partition.member_on(node));
+        let is_here = member.is_some_and(|member| member.replica == replica);
+        group != MAP_GROUP && replica < self.cluster.next_replica && !is_here
     }
 
     /// For each slot the place of its partition in the order of [`Map::partitions`], or [`NOWHERE`].
@@ -142,8 +174,13 @@ impl Map {
     }
 
     fn check_partition(&self, group: GroupId, partition: &PartitionRecord) -> Result<(), MapError> {
-        let nodes: BTreeSet<_> = partition.members.iter().map(|member| member.node).collect();
-        let homeless = |member: &&crate::map::MapMember| {
+        let are_apart = |members: &[MapMember]| {
+            let nodes: BTreeSet<_> = members.iter().map(|member| member.node).collect();
+            nodes.len() == members.len()
+        };
+        // A node has one replica of a partition at a time, also while the partition moves.
+        let all: Vec<_> = partition.all().collect();
+        let homeless = |member: &&MapMember| {
             let disks = self.nodes.get(&member.node).map_or(0, |node| node.disks.len());
             member.disk as usize >= disks
         };
@@ -154,12 +191,9 @@ impl Map {
                 "expected a range of slots below {SLOTS}, found {:?}",
                 partition.slots()
             )
-        } else if partition.members.is_empty() || nodes.len() != partition.members.len() {
-            format!(
-                "expected members on distinct nodes, found {:?}",
-                partition.members
-            )
-        } else if let Some(member) = partition.members.iter().find(homeless) {
+        } else if partition.members.is_empty() || !are_apart(&all) {
+            format!("expected members on distinct nodes, found {all:?}")
+        } else if let Some(member) = all.iter().find(homeless) {
             format!(
                 "expected a disk of a node, found disk {} of node {}",
                 member.disk, member.node
@@ -175,7 +209,7 @@ impl Map {
     fn check_ids(&self) -> Result<(), MapError> {
         let whole = |problem| Err(MapError::Whole { problem });
         let mut seen = BTreeSet::new();
-        let members = self.partitions.values().flat_map(|partition| &partition.members);
+        let members = self.partitions.values().flat_map(PartitionRecord::all);
         let replicas = members.map(|member| member.replica);
         for replica in self.nodes.values().map(|node| node.replica).chain(replicas) {
             if replica >= self.cluster.next_replica || !seen.insert(replica) {
@@ -197,186 +231,6 @@ impl Map {
     }
 }
 
-/// The feature level of this version: a cluster is made with it.
-pub const LEVEL: u32 = 1;
-
-/// The version of each row's value.
-const VERSION: u8 = 1;
-const CLUSTER: &[u8] = b"cluster";
-const NODE: &[u8] = b"node/";
-const PARTITION: &[u8] = b"partition/";
-
-/// The cluster, and the numbers that are handed out next. None is handed out twice.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClusterRecord {
-    /// Its id, drawn at random when it was made.
-    pub id: ClusterId,
-    /// Grows by one with each change of the map.
-    pub epoch: u64,
-    /// The feature level that all nodes speak.
-    pub level: u32,
-    /// So many replicas each partition is to have.
-    pub replicas: u8,
-    /// So many partitions there are to be.
-    pub partitions: u16,
-    /// So many replicas of group 0 are to vote, at most.
-    pub voters: u8,
-    /// The number of the next node.
-    pub next_node: NodeId,
-    /// The id of the next replica, of any group.
-    pub next_replica: ReplicaId,
-    /// The number of the next group.
-    pub next_group: GroupId,
-}
-
-/// A node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodeRecord {
-    /// Its number.
-    pub number: NodeId,
-    /// What it asked to join by.
-    pub token: [u8; 16],
-    /// Where other nodes reach it.
-    pub peer: SocketAddr,
-    /// Where clients reach it.
-    pub client: SocketAddr,
-    /// The identities of its disks, in their order. At least one.
-    pub disks: Vec<[u8; 16]>,
-    /// Its replica of group 0, on its first disk.
-    pub replica: ReplicaId,
-}
-
-/// A partition.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PartitionRecord {
-    /// Its group.
-    pub group: GroupId,
-    /// Its first slot.
-    pub first: u16,
-    /// Its last slot.
-    pub last: u16,
-    /// Its replicas, the lowest id first.
-    pub members: Vec<MapMember>,
-}
-
-/// A replica of a partition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MapMember {
-    /// Its id.
-    pub replica: ReplicaId,
-    /// Its node.
-    pub node: NodeId,
-    /// The disk of the node, counted from 0.
-    pub disk: u32,
-}
-
-impl PartitionRecord {
-    /// Its slots.
-    #[must_use]
-    pub fn slots(&self) -> RangeInclusive<u16> {
-        self.first..=self.last
-    }
-
-    /// Its replica on a node.
-    #[must_use]
-    pub fn member_on(&self, node: NodeId) -> Option<MapMember> {
-        self.members.iter().copied().find(|member| member.node == node)
-    }
-}
-
-/// The key of the cluster's row.
-pub(super) fn cluster_key() -> Vec<u8> {
-    CLUSTER.to_vec()
-}
-
-/// The key of a node's row.
-pub(super) fn node_key(number: NodeId) -> Vec<u8> {
-    [NODE, &number.to_be_bytes()].concat()
-}
-
-/// The key of a partition's row.
-pub(super) fn partition_key(group: GroupId) -> Vec<u8> {
-    [PARTITION, &group.to_be_bytes()].concat()
-}
-
-/// The value of a row.
-pub(super) fn encode<T: Serialize>(row: &str, record: &T) -> Result<Vec<u8>, MapError> {
-    postcard::to_extend(record, vec![VERSION]).map_err(|error| MapError::Row {
-        row: row.to_owned(),
-        problem: error.to_string(),
-    })
-}
-
-/// What a row's value says. Each byte of it is accounted for.
-pub(super) fn decode<T: DeserializeOwned>(row: &str, value: &[u8]) -> Result<T, MapError> {
-    let wrong = |problem: String| MapError::Row {
-        row: row.to_owned(),
-        problem,
-    };
-    let record = match value.split_first() {
-        Some((&VERSION, record)) => record,
-        other => {
-            return Err(MapError::Version {
-                row: row.to_owned(),
-                expected: VERSION,
-                found: other.map_or("nothing".to_owned(), |(found, _)| found.to_string()),
-            });
-        }
-    };
-    match postcard::take_from_bytes(record) {
-        Ok((record, [])) => Ok(record),
-        Ok((_, more)) => Err(wrong(format!(
-            "expected its end, found {} bytes more",
-            more.len()
-        ))),
-        Err(error) => Err(wrong(format!(
-            "{} bytes that cannot be read: {error}",
-            record.len()
-        ))),
-    }
-}
-
-/// Rows that are no map of this version.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum MapError {
-    /// The version of a row.
-    #[error(
-        "row {row} of the map: expected version {expected}, found {found}: run the version of the program that wrote \
-         it, or a later one"
-    )]
-    Version {
-        /// The row.
-        row: String,
-        /// What this program knows.
-        expected: u8,
-        /// What stands there; none: the row is empty.
-        found: String,
-    },
-    /// What a row holds.
-    #[error("row {row} of the map: {problem}; the map is not followed until that is repaired")]
-    Row {
-        /// The row.
-        row: String,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// Rows that do not go together.
-    #[error("the map: {problem}; it is not followed until that is repaired")]
-    Whole {
-        /// What does not go together.
-        problem: String,
-    },
-    /// A number that is out.
-    #[error("the map has no {what} left, of {limit} at most")]
-    Exhausted {
-        /// Of what.
-        what: &'static str,
-        /// How many there are.
-        limit: u64,
-    },
-}
-
 #[cfg(feature = "testing")]
 impl Map {
     /// The map after a change.
@@ -385,61 +239,10 @@ impl Map {
         self.cluster = changes.cluster;
         self.nodes
             .extend(changes.nodes.into_iter().map(|node| (node.number, node)));
+        self.nodes.retain(|number, _| !changes.removed.contains(number));
         let partitions = changes.partitions.into_iter();
         self.partitions
             .extend(partitions.map(|partition| (partition.group, partition)));
         self
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fmt::Debug;
-
-    use super::*;
-    use crate::fixtures::fixture;
-
-    fn check<T: Debug + PartialEq + Serialize + DeserializeOwned>(
-        name: &str,
-        key: (&[u8], &[u8]),
-        record: &T,
-    ) {
-        assert_eq!(key.0, key.1);
-        let bytes = fixture(&format!("records-v1/{name}.bin"), &encode(name, record).unwrap());
-        assert_eq!(&decode::<T>(name, &bytes).unwrap(), record);
-    }
-
-    #[test]
-    fn records_of_version_1_say_what_was_written() {
-        let cluster = ClusterRecord {
-            id: *b"cluster of tests",
-            epoch: 1 << 40,
-            level: 2,
-            replicas: 3,
-            partitions: 400,
-            voters: 5,
-            next_node: 600,
-            next_replica: 700_000,
-            next_group: 8,
-        };
-        check("cluster", (&cluster_key(), b"cluster"), &cluster);
-        let node = NodeRecord {
-            number: 9,
-            token: *b"a token of tests",
-            peer: "192.0.2.1:7001".parse().unwrap(),
-            client: "[2001:db8::2]:6379".parse().unwrap(),
-            disks: vec![*b"the first disk..", *b"the second disk."],
-            replica: 1000,
-        };
-        check("node", (&node_key(9), b"node/\0\0\0\0\0\0\0\x09"), &node);
-        let member = |replica, node, disk| MapMember { replica, node, disk };
-        let partition = PartitionRecord {
-            group: 11,
-            first: 12,
-            last: 16_383,
-            members: vec![member(13, 14, 0), member(1500, 16, 1)],
-        };
-        let key = b"partition/\0\0\0\0\0\0\0\x0b";
-        check("partition", (&partition_key(11), key), &partition);
     }
 }

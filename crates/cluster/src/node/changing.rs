@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::ids::ReplicaId;
-use crate::map::{Changes, Map, MapError, NodeRecord, PartitionRecord};
+use crate::map::{Changes, Map, MapError, MapMember, NodeRecord, PartitionRecord};
 use crate::proposals::Answer;
 use crate::raft::{CommandError, Member, Replica, Row, Rows};
 
@@ -61,7 +61,7 @@ fn evaluate<T>(
         Ok(set) => set.unwrap_or_default(),
         Err(error) => return nothing(error.to_string()),
     };
-    let effects = set.into_iter().map(|(key, value)| (row(key), Some(value)));
+    let effects = set.into_iter().map(|(key, value)| (row(key), value));
     Ok((effects.collect(), Ok(answer)))
 }
 
@@ -76,11 +76,16 @@ pub(super) fn map_member(node: &NodeRecord) -> Member {
 
 /// The members of a partition.
 pub(super) fn members(map: &Map, partition: &PartitionRecord) -> BTreeMap<ReplicaId, Member> {
-    let member = |member: &crate::map::MapMember| {
-        let address = map.nodes.get(&member.node).map(|node| node.peer.to_string());
-        let (node, disk) = (member.node, member.disk);
-        let address = address.unwrap_or_default();
-        (member.replica, Member { node, disk, address })
-    };
-    partition.members.iter().map(member).collect()
+    let members = partition.members.iter();
+    members.map(|one| (one.replica, member(map, one))).collect()
+}
+
+/// A replica of a partition, as a member.
+pub(super) fn member(map: &Map, member: &MapMember) -> Member {
+    let node = map.nodes.get(&member.node);
+    Member {
+        node: member.node,
+        disk: member.disk,
+        address: node.map(|node| node.peer.to_string()).unwrap_or_default(),
+    }
 }

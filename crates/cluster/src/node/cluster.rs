@@ -7,25 +7,31 @@ use std::sync::atomic::Ordering;
 
 use collie_db::Db;
 use collie_io::Clock;
-use collie_server::cluster::{Cluster, Figure, NodeInfo, Partition, PartitionInfo, Route, Topology};
+use collie_server::cluster::{
+    Cluster, Figure, NodeInfo, NodeRequest, NodeRole, Partition, PartitionInfo, Route, Topology,
+};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::blocking::blocking;
 use crate::identity::{IdentityError, IdentityStore, NodeIdentity};
+use crate::map::{self, MapMember};
 use crate::node::clocks::watch_clocks;
 use crate::node::controller::control;
 use crate::node::error::ClusterError;
 use crate::node::follower::follow;
 use crate::node::joining::{Gate, begin};
 use crate::node::leaders::{retire, take_over, tell_leaders, watch_nodes};
+use crate::node::map_requests::ask;
+use crate::node::members::keep_members;
 use crate::node::options::{Begin, ClusterOptions};
 use crate::node::routing::{Here, KnownNodes, Routing, name};
 use crate::node::shared::ClusterInner;
 use crate::node::steady::{ClockVerdict, LeadingClock, SteadyClock};
 use crate::node::{Node, NodeError, NodeOptions};
 use crate::raftlog::StoreError;
+use crate::transport::wire::MapRequest;
 use crate::transport::{Identity, Network, PeersOptions};
 
 /// A node of a cluster that runs: its logs, connections and replicas, the map, and what follows and
@@ -79,6 +85,7 @@ impl ClusterNode {
         let mut tasks = JoinSet::new();
         tasks.spawn(follow(Arc::clone(&inner)));
         tasks.spawn(control(Arc::clone(&inner)));
+        tasks.spawn(keep_members(Arc::clone(&inner)));
         tasks.spawn(watch_nodes(Arc::clone(&inner)));
         tasks.spawn(watch_clocks(Arc::clone(&inner)));
         tasks.spawn(take_over(Arc::clone(&inner)));
@@ -180,6 +187,12 @@ fn node_options(
     })
 }
 
+/// The nodes of these members, but for those that are among `others`.
+fn nodes_of(members: &[MapMember], others: &[MapMember]) -> Vec<u64> {
+    let left = members.iter().filter(|member| !others.contains(member));
+    left.map(|member| member.node).collect()
+}
+
 /// A node, as its server sees the cluster.
 struct Routes(Arc<ClusterInner>);
 
@@ -216,6 +229,11 @@ impl Cluster for Routes {
             address: node.client,
             peer: node.peer,
             is_alive: known.is_alive(node.number),
+            role: match node.role {
+                map::NodeRole::Serves => NodeRole::Serves,
+                map::NodeRole::Drains => NodeRole::Drains,
+                map::NodeRole::Leaves { .. } => NodeRole::Leaves,
+            },
         });
         let mut partitions: Vec<_> = map
             .partitions
@@ -227,7 +245,12 @@ impl Cluster for Routes {
                     slots: partition.slots(),
                     leader,
                     is_served: routing.is_served(partition, leader, &known),
-                    replicas: partition.members.iter().map(|member| member.node).collect(),
+                    replicas: nodes_of(&partition.members, &[]),
+                    joining: nodes_of(&partition.wanted, &partition.members),
+                    leaving: match partition.wanted.is_empty() {
+                        true => Vec::new(),
+                        false => nodes_of(&partition.members, &partition.wanted),
+                    },
                 }
             })
             .collect();
@@ -257,7 +280,7 @@ impl Cluster for Routes {
         };
         // One that has a replica knows the way.
         let knows = || {
-            let mut nodes = partition.members.iter().map(|member| member.node);
+            let mut nodes = partition.all().map(|member| member.node);
             nodes.find(|node| here.is_none() && known.is_alive(*node))
         };
         let leader = routing.leader(partition, &known).or_else(knows);
@@ -292,6 +315,17 @@ impl Cluster for Routes {
         }
         inner.taking_over.notify_one();
         Ok(())
+    }
+
+    fn change_node(&self, request: NodeRequest) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> {
+        let inner = Arc::clone(&self.0);
+        let request = match request {
+            NodeRequest::Serve(node) => MapRequest::Serve(node),
+            NodeRequest::Drain(node) => MapRequest::Drain(node),
+            NodeRequest::Remove(node) => MapRequest::Remove(node),
+            NodeRequest::Replace { node, by } => MapRequest::Replace { node, by },
+        };
+        Box::pin(async move { ask(&inner, request).await })
     }
 
     fn retire(&self) -> Pin<Box<dyn Future<Output = bool> + Send>> {

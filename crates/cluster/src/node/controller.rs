@@ -16,10 +16,10 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 use crate::ids::GroupId;
-use crate::map::{self, Map, PartitionRecord, Placement};
+use crate::ids::ReplicaId;
+use crate::map::{self, Changes, Map, NodeRole, Nodes, PartitionRecord};
 use crate::node::changing::{change, map_member};
 use crate::node::clocks::clocks_off;
-use crate::node::routing::node_of;
 use crate::node::shared::ClusterInner;
 use crate::proposals::Answer;
 use crate::raft::{Members, Replica};
@@ -33,6 +33,7 @@ pub(super) async fn control(inner: Arc<ClusterInner>) {
     let mut ticks = inner.peers().beat().every(inner.options.look);
     let mut map = inner.map.subscribe();
     let mut spreading = Spreading::default();
+    let mut silent = Silent::default();
     loop {
         tokio::select! {
             biased;
@@ -45,10 +46,17 @@ pub(super) async fn control(inner: Arc<ClusterInner>) {
         if !replica.state().is_ok_and(|state| state.leads) {
             inner.report("the controller", None);
             spreading = Spreading::default();
+            silent = Silent::default();
             continue;
         }
         let steps = async {
-            step(&inner, &replica).await?;
+            step(
+                &inner,
+                &replica,
+                &mut silent,
+                spreading.is_quiet(inner.options.spread_after),
+            )
+            .await?;
             if let Some(map) = inner.map() {
                 spreading.step(&inner, &map).await;
             }
@@ -60,16 +68,54 @@ pub(super) async fn control(inner: Arc<ClusterInner>) {
     }
 }
 
+/// Since when which nodes do not answer, as this node knows.
+#[derive(Debug, Default)]
+struct Silent(BTreeMap<NodeId, Instant>);
+
+impl Silent {
+    /// Those that have not answered for so long.
+    fn look(&mut self, inner: &ClusterInner, map: &Map) -> BTreeSet<NodeId> {
+        let states = inner.peers().states();
+        let states = states.borrow();
+        let now = Instant::now();
+        let nodes = map.nodes.keys().copied();
+        let silent: BTreeSet<_> = nodes.filter(|node| !inner.is_alive(&states, *node)).collect();
+        self.0.retain(|node, _| silent.contains(node));
+        for node in silent {
+            self.0.entry(node).or_insert(now);
+        }
+        let is_gone = |(node, since): (&NodeId, &Instant)| {
+            (now.duration_since(*since) >= inner.options.replace_after).then_some(*node)
+        };
+        self.0.iter().filter_map(is_gone).collect()
+    }
+}
+
 /// The next steps, in their order.
-async fn step(inner: &ClusterInner, replica: &Replica) -> Result<(), String> {
+async fn step(
+    inner: &ClusterInner,
+    replica: &Replica,
+    silent: &mut Silent,
+    may_spread: bool,
+) -> Result<(), String> {
     let Some(map) = inner.map() else {
         return found(inner, replica).await;
     };
     learners(replica, &map).await?;
     let members = replica.members().map_err(|error| error.to_string())?;
-    let ready = ready(inner, &map, &members);
-    voters(replica, &map, &members, &ready).await?;
-    place(replica, &map, &ready).await
+    let nodes = Nodes {
+        ready: ready(inner, &map, &members),
+        gone: silent.look(inner, &map),
+        may_spread,
+    };
+    voters(inner, replica, &map, &members, &nodes).await?;
+    let placing = nodes.clone();
+    decide(replica, &map, move |map| {
+        map::place(map, &placing).map_err(|error| error.to_string())
+    })
+    .await?;
+    decide(replica, &map, move |map| Ok(map::plan(map, &nodes))).await?;
+    remove_nodes(replica, &map, &members).await
 }
 
 /// The first entry of the map, on the node that made the cluster.
@@ -93,49 +139,91 @@ async fn learners(replica: &Replica, map: &Map) -> Result<(), String> {
     Ok(())
 }
 
-/// The members of group 0 that have nearly all entries, and whose nodes answer.
-fn ready(inner: &ClusterInner, map: &Map, members: &Members) -> BTreeSet<u64> {
+/// The nodes that answer, and whose replicas of group 0 have nearly all entries.
+fn ready(inner: &ClusterInner, map: &Map, members: &Members) -> BTreeSet<NodeId> {
     let states = inner.peers().states();
     let states = states.borrow();
-    let is_ready = |replica: &u64| {
-        let node = map.node_of_replica(*replica);
-        members.has_nearly_all(*replica) && node.is_some_and(|node| inner.is_alive(&states, node.number))
-    };
-    members.all.keys().copied().filter(is_ready).collect()
+    let all = members.all.keys();
+    let nodes = all.filter(|replica| members.has_nearly_all(**replica));
+    let nodes = nodes.filter_map(|replica| map.node_of_replica(*replica));
+    let numbers = nodes.map(|node| node.number);
+    numbers.filter(|node| inner.is_alive(&states, *node)).collect()
 }
 
 /// As many members vote as are wanted, and no change of them stays half done.
 async fn voters(
+    inner: &ClusterInner,
     replica: &Replica,
     map: &Map,
     members: &Members,
-    ready: &BTreeSet<u64>,
+    nodes: &Nodes,
 ) -> Result<(), String> {
-    let wanted = match map::voters(map, &members.voters, ready) {
+    let wanted = match map::voters(map, &members.voters, nodes) {
         Some(wanted) => wanted,
         None if members.is_joint => members.voters.clone(),
         None => return Ok(()),
     };
+    if !wanted.contains(&replica.id()) {
+        // The next leader goes on, and loses no time by an election.
+        return give_up_lead(inner, replica, map, members, &wanted).await;
+    }
     let changed = replica.change_voters(wanted).await;
     changed.map_err(|error| error.to_string())
 }
 
-/// The partitions are placed, once.
-async fn place(replica: &Replica, map: &Map, ready: &BTreeSet<u64>) -> Result<(), String> {
-    let nodes = ready.iter().filter_map(|replica| map.node_of_replica(*replica));
-    let placement = Placement {
-        ready: nodes.map(|node| node.number).collect(),
+/// Has another voter lead group 0 that is to stay one.
+async fn give_up_lead(
+    inner: &ClusterInner,
+    replica: &Replica,
+    map: &Map,
+    members: &Members,
+    wanted: &BTreeSet<ReplicaId>,
+) -> Result<(), String> {
+    let hears = |id: &ReplicaId| {
+        map.node_of_replica(*id)
+            .is_some_and(|node| inner.hears(node.number))
     };
-    let could = map::place(map, &placement).map_err(|error| error.to_string())?;
-    if could.is_none() {
+    let mut able = members.voters.intersection(wanted);
+    match able.find(|id| members.has_nearly_all(**id) && hears(id)) {
+        Some(to) => replica.transfer_to(*to).await.map_err(|error| error.to_string()),
+        // It votes alone: first another one has to, too.
+        None => {
+            let both = wanted.iter().chain([&replica.id()]).copied().collect();
+            let changed = replica.change_voters(both).await;
+            changed.map_err(|error| error.to_string())
+        }
+    }
+}
+
+/// Nodes that are to leave and have nothing are removed from the map, and then from group 0.
+async fn remove_nodes(replica: &Replica, map: &Map, members: &Members) -> Result<(), String> {
+    let leaving = map.nodes.values().filter(|node| {
+        matches!(node.role, NodeRole::Leaves { .. }) && !members.voters.contains(&node.replica)
+    });
+    for node in leaving.filter(|_| !members.is_joint) {
+        let number = node.number;
+        decide(replica, map, move |map| Ok(map::leave(map, number))).await?;
+    }
+    // A map that has not given out an id yet is older than the member.
+    let is_unknown = |id: &ReplicaId| {
+        *id < map.cluster.next_replica && map.node_of_replica(*id).is_none() && !members.voters.contains(id)
+    };
+    let unknown = members.all.keys().copied().filter(is_unknown);
+    let removed = replica.remove_learners(unknown.collect()).await;
+    removed.map_err(|error| error.to_string())
+}
+
+/// Changes the map by a rule, if the rule changes the map as it is known here. It is decided anew on the map that
+/// the entry follows.
+async fn decide<F>(replica: &Replica, map: &Map, rule: F) -> Result<(), String>
+where
+    F: Fn(&Map) -> Result<Option<Changes>, String> + Send + Sync + 'static,
+{
+    if rule(map)?.is_none() {
         return Ok(());
     }
-    // Decided anew, on the map that the entry follows.
     let rule = move |map: Option<&Map>| match map {
-        Some(map) => Ok((
-            (),
-            map::place(map, &placement).map_err(|error| error.to_string())?,
-        )),
+        Some(map) => Ok(((), rule(map)?)),
         None => Ok(((), None)),
     };
     settled(change(replica, rule).await)
@@ -180,6 +268,11 @@ pub(super) struct Spreading {
 }
 
 impl Spreading {
+    /// Whether nothing has changed the leaders for so long.
+    fn is_quiet(&self, after: Duration) -> bool {
+        self.quiet.is_some_and(|since| since.elapsed() >= after)
+    }
+
     /// Looks at the leaders, and asks for the next hand-over if it is time.
     pub(super) async fn step(&mut self, inner: &ClusterInner, map: &Map) {
         let seen = look(inner, map);
@@ -232,7 +325,7 @@ fn look(inner: &ClusterInner, map: &Map) -> LeadersSeen {
         let leader = inner.node.replica(own.replica)?.leader();
         Some((
             partition.group,
-            leader.and_then(|leader| node_of(partition, leader)),
+            leader.and_then(|leader| partition.node_of(leader)),
         ))
     });
     let off = clocks_off(inner, map);
@@ -254,8 +347,10 @@ fn next_move(map: &Map, seen: &LeadersSeen) -> Option<Move> {
     }
     let moves = seen.leaders.iter().filter_map(|(group, leader)| {
         let (from, partition) = ((*leader)?, map.partitions.get(group)?);
-        let could = partition.members.iter().map(|member| member.node);
+        let lasting = partition.lasting().iter();
+        let could = lasting.filter(|member| partition.members.contains(member));
         let to = could
+            .map(|member| member.node)
             .filter(|node| seen.able.contains(node))
             .min_by_key(|node| leads.get(node))?;
         let difference = leads.get(&from)?.checked_sub(*leads.get(&to)?)?;
@@ -325,7 +420,9 @@ mod tests {
             group,
             first: group as u16,
             last: group as u16,
+            begins: group * 100 + nodes[0],
             members: nodes.iter().map(member(group)).collect(),
+            wanted: Vec::new(),
         };
         let partitions = (1..).zip(partitions).map(partition);
         Map {

@@ -135,6 +135,7 @@ async fn obey(inner: &Arc<ClusterInner>, map: &Arc<Map>) -> bool {
         let member = partition.member_on(own);
         member.is_some_and(|member| is_to_be_made(inner, partition, member.replica))
     });
+    remove_what_moved_away(inner, map).await;
     let all: Vec<_> = here
         .map(|partition| make(Arc::clone(inner), Arc::clone(map), partition.clone()))
         .collect();
@@ -142,21 +143,41 @@ async fn obey(inner: &Arc<ClusterInner>, map: &Arc<Map>) -> bool {
     knows_all && made.into_iter().all(|done| done)
 }
 
+/// Removes the replicas on this node that the map has elsewhere by now.
+async fn remove_what_moved_away(inner: &Arc<ClusterInner>, map: &Map) {
+    for replica in inner.node.replicas() {
+        let (id, group) = (replica.id(), replica.group());
+        if !map.has_moved_away((group, id), inner.number()) {
+            continue;
+        }
+        // Nothing routes to it any more.
+        drop(replica);
+        let removed = inner.node.remove(id).await;
+        if removed.is_ok() {
+            tracing::info!(replica = id, group, "a replica has moved away, and is removed");
+        }
+        let problem = removed
+            .err()
+            .map(|error| format!("it has moved away, and cannot be removed: {error}"));
+        inner.report(&format!("replica {id}"), problem);
+    }
+}
+
 /// Whether a replica is not there, or was kept by a stop from beginning its group.
 fn is_to_be_made(inner: &ClusterInner, partition: &PartitionRecord, id: u64) -> bool {
     let Some(replica) = inner.node.replica(id) else {
         return true;
     };
-    let first = partition.members.iter().map(|member| member.replica).min();
     let begun = || replica.state().is_ok_and(|state| state.last.is_some());
-    first == Some(id) && !begun()
+    partition.begins == id && !begun()
 }
 
 async fn make(inner: Arc<ClusterInner>, map: Arc<Map>, partition: PartitionRecord) -> bool {
     let Some(member) = partition.member_on(inner.number()) else {
         return true;
     };
-    let all = members(&map, &partition);
+    let begins = partition.begins == member.replica;
+    let all = begins.then(|| members(&map, &partition));
     let made = ensure(&inner, partition.group, (member.replica, member.disk), all).await;
     let about = format!("replica {}", member.replica);
     match made {
@@ -179,14 +200,13 @@ fn route(inner: &Arc<ClusterInner>, map: &Arc<Map>) {
     inner.changed();
 }
 
-/// This node's replica of a group: the one that is there, or a new one. The replica with the lowest
-/// id of `begin` begins the group with these members, if it has not begun. May be called again after
-/// any stop.
+/// This node's replica of a group: the one that is there, or a new one. Where it is to, it begins the group with the
+/// members `begin`, if it has not begun. May be called again after any stop.
 pub(super) async fn ensure(
     inner: &ClusterInner,
     group: GroupId,
     (id, disk): (ReplicaId, u32),
-    begin: BTreeMap<ReplicaId, Member>,
+    begin: Option<BTreeMap<ReplicaId, Member>>,
 ) -> Result<Arc<Replica>, String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let replica = match inner.node.replica(id) {
@@ -199,7 +219,7 @@ pub(super) async fn ensure(
         false => store.set_made(id),
     });
     noted.await.map_err(|error| text(&error))?;
-    if begin.keys().next() == Some(&id) {
+    if let Some(begin) = begin {
         replica.opened().await.map_err(|error| text(&error))?;
         replica.begin(begin).await.map_err(|error| text(&error))?;
     }
@@ -244,5 +264,5 @@ pub(super) async fn ensure_map_replica(inner: &ClusterInner) -> Result<Arc<Repli
         };
         BTreeMap::from([(id, member)])
     });
-    ensure(inner, MAP_GROUP, (id, 0), alone.unwrap_or_default()).await
+    ensure(inner, MAP_GROUP, (id, 0), alone).await
 }

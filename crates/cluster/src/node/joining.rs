@@ -16,11 +16,14 @@ use crate::map::{self, JoinRequest, NodeRecord};
 use crate::node::NodeError;
 use crate::node::changing::change;
 use crate::node::error::ClusterError;
+use crate::node::map_requests;
 use crate::node::options::{Begin, ClusterOptions};
 use crate::node::shared::ClusterInner;
 use crate::proposals::Answer;
-use crate::transport::wire::{Join, JoinAnswer, PEERS_MAX, Place, VERSION};
-use crate::transport::{Admission, Admitted, JoinError, Network, PeerError, SKEW_MAX, ask_to_join};
+use crate::transport::wire::{Join, JoinAnswer, MapRequest, NodeId, PEERS_MAX, Place, VERSION};
+use crate::transport::{
+    Admission, Admitted, JoinError, MapChanged, Network, PeerError, SKEW_MAX, ask_to_join,
+};
 
 /// The pause before the nodes are asked anew, at first; doubled each time.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -303,6 +306,20 @@ impl Gate {
 }
 
 impl Admission for Gate {
+    fn was_removed(&self, node: NodeId) -> bool {
+        let inner = self.inner.get().and_then(Weak::upgrade);
+        let map = inner.and_then(|inner| inner.map());
+        map.is_some_and(|map| node < map.cluster.next_node && !map.nodes.contains_key(&node))
+    }
+
+    fn change_map(&self, request: MapRequest) -> MapChanged {
+        let inner = self.inner.get().and_then(Weak::upgrade);
+        Box::pin(async move {
+            let inner = inner.ok_or("this node is just starting: ask again")?;
+            map_requests::answer(&inner, request).await
+        })
+    }
+
     fn join(&self, join: Join) -> Admitted {
         let inner = self.inner.get().and_then(Weak::upgrade);
         Box::pin(async move {

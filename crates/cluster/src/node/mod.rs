@@ -10,6 +10,8 @@ mod error;
 mod follower;
 mod joining;
 mod leaders;
+mod map_requests;
+mod members;
 mod options;
 mod process;
 mod room;

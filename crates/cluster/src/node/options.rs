@@ -75,7 +75,7 @@ pub struct ClusterOptions {
     pub listen: SocketAddr,
     /// Where clients reach it. It never changes, either.
     pub client: SocketAddr,
-    /// The feature levels that the program speaks. Default: the newest alone.
+    /// The feature levels that the program speaks. Default: all.
     pub spoken: RangeInclusive<u32>,
     /// The clock of the machine. The node follows it as long as it does not jump.
     pub clock: Arc<dyn Clock>,
@@ -89,8 +89,12 @@ pub struct ClusterOptions {
     pub peer_limits: Limits,
     /// From one look of the controller at the map to the next, where nothing changes. Default 500 ms.
     pub look: Duration,
-    /// Leaders are spread over the nodes again when nothing has changed them for so long. Default 30 s.
+    /// Leaders and replicas are spread over the nodes again when nothing has changed the leaders for so
+    /// long. Default 30 s.
     pub spread_after: Duration,
+    /// The replicas of a node that has not answered for so long are replaced by others, on other nodes.
+    /// Default 5 min.
+    pub replace_after: Duration,
 }
 
 impl ClusterOptions {
@@ -105,7 +109,7 @@ impl ClusterOptions {
             peer,
             listen: peer,
             client,
-            spoken: LEVEL..=LEVEL,
+            spoken: 1..=LEVEL,
             clock: Arc::new(RealClock),
             times: GroupTimes::default(),
             limits: GroupLimits::default(),
@@ -113,6 +117,7 @@ impl ClusterOptions {
             peer_limits: Limits::default(),
             look: Duration::from_millis(500),
             spread_after: Duration::from_secs(30),
+            replace_after: Duration::from_secs(300),
         }
     }
 

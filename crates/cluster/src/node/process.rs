@@ -86,7 +86,16 @@ impl Node {
                  group go on"
             );
         }
-        let router = Router::new(store);
+        let (disks, device) = (
+            options.store.disks.clone(),
+            Arc::clone(&options.machine.db.device),
+        );
+        let store = blocking(move || {
+            remove_tables_of_removed(&*device, &disks, &store);
+            store
+        })
+        .await;
+        let router = Router::new(store, options.peers.admission.clone());
         // Before replicas are opened, which may need it.
         let (of, disks, db) = (
             Arc::clone(&router),
@@ -213,10 +222,6 @@ impl Node {
     ///
     /// # Errors
     /// [`NodeError::Unknown`], the log's, and [`NodeError::Files`].
-    #[cfg_attr(
-        not(feature = "testing"),
-        expect(dead_code, reason = "no partition is moved yet")
-    )]
     pub async fn remove(&self, id: ReplicaId) -> Result<(), NodeError> {
         let replica = self.router.take(id).ok_or(NodeError::Unknown { replica: id })?;
         replica.close().await;
@@ -295,6 +300,23 @@ impl Node {
             logs.try_for_each(NodeLog::close)
         };
         Ok(blocking(closing).await?)
+    }
+}
+
+/// Removes the tables of replicas that were removed, where a stop came before that.
+fn remove_tables_of_removed(device: &dyn Device, disks: &[PathBuf], store: &NodeStore) {
+    for machines in disks.iter().map(|disk| disk.join(MACHINES)) {
+        // An error: there are none yet, or what opens them says what is wrong.
+        let names = device.list(&machines).unwrap_or_default();
+        let ids = names
+            .iter()
+            .filter_map(|name| name.name.parse::<ReplicaId>().ok());
+        for id in ids.filter(|id| matches!(store.replica(*id), Err(StoreError::Removed { .. }))) {
+            let dir = machines.join(id.to_string());
+            if let Err(error) = device.remove_dir_all(&dir) {
+                tracing::warn!(%error, dir = %dir.display(), "tables of a removed replica are left");
+            }
+        }
     }
 }
 

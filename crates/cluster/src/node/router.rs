@@ -8,19 +8,22 @@ use parking_lot::Mutex;
 use crate::ids::{GroupId, ReplicaId};
 use crate::raft::Replica;
 use crate::raftlog::{NodeStore, StoreError};
-use crate::transport::wire::{Refusal, Response};
-use crate::transport::{Dispatch, Incoming, Reply};
+use crate::transport::wire::{MapRequest, Refusal, Request, Response};
+use crate::transport::{Admission, Dispatch, Incoming, Reply};
 
 /// The replicas of a node.
 pub(super) struct Router {
     pub(super) store: NodeStore,
+    /// Changes the map; none: there is none.
+    admission: Option<Arc<dyn Admission>>,
     replicas: Mutex<BTreeMap<ReplicaId, Arc<Replica>>>,
 }
 
 impl Router {
-    pub(super) fn new(store: NodeStore) -> Arc<Self> {
+    pub(super) fn new(store: NodeStore, admission: Option<Arc<dyn Admission>>) -> Arc<Self> {
         Arc::new(Self {
             store,
+            admission,
             replicas: Mutex::default(),
         })
     }
@@ -45,6 +48,20 @@ impl Router {
         std::mem::take(&mut *self.replicas.lock())
     }
 
+    fn change_map(&self, request: MapRequest, reply: Reply) {
+        let Some(admission) = &self.admission else {
+            let text = "this node has no map";
+            return reply.send(Response::Refusal(Refusal::failed(text)));
+        };
+        let changed = admission.change_map(request);
+        tokio::spawn(async move {
+            reply.send(match changed.await {
+                Ok(()) => Response::MapChanged,
+                Err(problem) => Response::Refusal(Refusal::failed(problem)),
+            });
+        });
+    }
+
     /// Why a replica that is spoken to does not answer.
     fn absent(&self, group: GroupId, id: ReplicaId) -> Refusal {
         match self.store.replica(id) {
@@ -60,6 +77,9 @@ impl Router {
 impl Dispatch for Router {
     fn dispatch(&self, incoming: Incoming, reply: Reply) {
         let (group, to) = (incoming.group, incoming.to);
+        if let Request::ChangeMap(request) = incoming.request {
+            return self.change_map(request, reply);
+        }
         match self.replica(to).filter(|replica| replica.group() == group) {
             Some(replica) => replica.handle(incoming, reply),
             None => reply.send(Response::Refusal(self.absent(group, to))),

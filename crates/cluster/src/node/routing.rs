@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use collie_server::cluster::Partition;
 
-use crate::ids::{GroupId, ReplicaId};
+use crate::ids::GroupId;
 use crate::map::{Map, NOWHERE, PartitionRecord};
 use crate::node::process::Node;
 use crate::raft::Replica;
@@ -75,11 +75,11 @@ impl Routing {
     /// A node that does not hear a majority of the replicas does not know of a leader that is silent:
     /// clients are not sent after it for ever.
     pub(super) fn leader(&self, partition: &PartitionRecord, known: &KnownNodes<'_>) -> Option<NodeId> {
-        let nodes = partition.members.iter().map(|member| member.node);
+        let nodes = partition.all().map(|member| member.node);
         let alive = nodes.clone().filter(|node| known.is_alive(*node)).count();
-        let hears_majority = 2 * alive > partition.members.len();
+        let hears_majority = 2 * alive > nodes.clone().count();
         let here = self.here.get(&partition.group);
-        let followed = here.and_then(|here| node_of(partition, here.replica.leader()?));
+        let followed = here.and_then(|here| partition.node_of(here.replica.leader()?));
         let says_so = || {
             let terms = nodes.filter_map(|node| Some((known.term(node, partition.group)?, node)));
             terms.max().map(|(_, node)| node)
@@ -133,14 +133,6 @@ impl KnownNodes<'_> {
 /// Whether a node answers this one, which does itself.
 pub(super) fn is_alive(number: NodeId, states: &NodeStates, node: NodeId) -> bool {
     node == number || states.get(&node).is_some_and(|state| state.is_alive())
-}
-
-pub(super) fn node_of(partition: &PartitionRecord, replica: ReplicaId) -> Option<NodeId> {
-    let member = partition
-        .members
-        .iter()
-        .find(|member| member.replica == replica)?;
-    Some(member.node)
 }
 
 /// A node's name for clients: forty hexadecimal digits, the cluster's id and the node's number mixed

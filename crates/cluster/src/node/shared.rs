@@ -175,25 +175,27 @@ impl Group {
 
 /// The groups with replicas on this node that vote there: the partitions', and the map's.
 pub(super) fn groups(inner: &ClusterInner, map: &Map) -> Vec<Group> {
-    let members = map.partitions.values().map(|partition| {
-        let members = partition.members.iter();
-        members.map(|member| (member.replica, member.node)).collect()
+    let partitions = map.partitions.values().filter_map(|partition| {
+        let own = partition.member_on(inner.number())?;
+        let replica = inner.node.replica(own.replica)?;
+        group(replica, |id| partition.node_of(id))
     });
-    let all = members.chain([map_voters(inner, map)]);
-    all.filter_map(|members: BTreeMap<ReplicaId, NodeId>| {
-        let (own, _) = members.iter().find(|(_, node)| **node == inner.number())?;
-        let replica = inner.node.replica(*own)?;
-        Some(Group { replica, members })
-    })
-    .collect()
+    let of_map = inner.map_replica().and_then(|replica| {
+        group(replica, |id| {
+            let node = map.node_of_replica(id)?;
+            Some(node.number)
+        })
+    });
+    partitions.chain(of_map).collect()
 }
 
-/// The replicas of the map's group that vote.
-fn map_voters(inner: &ClusterInner, map: &Map) -> BTreeMap<ReplicaId, NodeId> {
-    let members = inner.map_replica().and_then(|replica| replica.members().ok());
-    let voters = members.map(|members| members.voters).unwrap_or_default();
-    let node = |replica| Some((replica, map.node_of_replica(replica)?.number));
-    voters.into_iter().filter_map(node).collect()
+/// The group of a replica that votes; none: it does not, or does not run.
+fn group(replica: Arc<Replica>, node_of: impl Fn(ReplicaId) -> Option<NodeId>) -> Option<Group> {
+    let voters = replica.members().ok()?.voters;
+    let is_voter = voters.contains(&replica.id());
+    let members = voters.into_iter().filter_map(|id| Some((id, node_of(id)?)));
+    let members = members.collect();
+    is_voter.then_some(Group { replica, members })
 }
 
 /// Partitions that have figures of their own: those with the most entries since the last look.

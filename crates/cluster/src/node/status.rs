@@ -20,7 +20,17 @@ impl ClusterInner {
     pub(super) fn all_problems(&self) -> Vec<(String, String)> {
         let clock = self.clock_problems();
         let clock = clock.map(|problem| ("the clock".to_owned(), problem));
-        clock.chain(self.problems()).collect()
+        clock.chain(self.problems()).chain(self.refused_by()).collect()
+    }
+
+    /// That other nodes refuse this one: of several the first says why.
+    fn refused_by(&self) -> Option<(String, String)> {
+        let states = self.peers().states();
+        let states = states.borrow();
+        let refusing = states.iter().filter(|(_, state)| state.refuses);
+        let nodes: Vec<_> = refusing.clone().map(|(node, _)| node.to_string()).collect();
+        let problem = refusing.clone().find_map(|(_, state)| state.problem.clone())?;
+        Some((format!("the connection to node {}", nodes.join(", ")), problem))
     }
 
     /// A line for each thing that is wrong, with what to do; replicas with the same problem share one.

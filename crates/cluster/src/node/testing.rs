@@ -10,7 +10,7 @@ use crate::ids::{GroupId, ReplicaId};
 use crate::map::Map;
 use crate::node::cluster::ClusterNode;
 use crate::node::process::Node;
-use crate::node::routing::{name, node_of};
+use crate::node::routing::name;
 use crate::node::shared::ClusterInner;
 use crate::transport::Skew;
 use crate::transport::wire::{ClusterId, NodeId};
@@ -173,7 +173,7 @@ impl ClusterInner {
             PartitionStatus {
                 group: partition.group,
                 slots: partition.slots(),
-                leader: leader.and_then(|leader| node_of(partition, leader)),
+                leader: leader.and_then(|leader| partition.node_of(leader)),
                 nodes: partition.members.iter().map(|member| member.node).collect(),
                 here,
             }

@@ -354,6 +354,7 @@ mod tests {
             voters: BTreeSet::from([11, 12, 13]),
             all: (1..=4).map(|node| (node + 10, member(node))).collect(),
             is_joint: false,
+            is_applied: true,
             last: 9,
             matched: BTreeMap::new(),
         };
@@ -403,6 +404,7 @@ mod tests {
             voters: BTreeSet::from([11, 12, 13]),
             all: (1..=3).map(|node| (node + 10, member(node))).collect(),
             is_joint: false,
+            is_applied: true,
             last: 9,
             matched: BTreeMap::new(),
         };

@@ -7,9 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use collie_db::{Db, Family, Snapshot};
-use openraft::LogIdOptionExt;
 use openraft::async_runtime::watch::WatchReceiver;
 use openraft::errors::{InitializeError, RaftError};
+use openraft::{ChangeMembers, LogIdOptionExt};
 use tokio::time::{Instant, sleep};
 
 use crate::ids::ReplicaId;
@@ -86,6 +86,7 @@ impl Running {
                 .map(|(id, member)| (*id, member.clone()))
                 .collect(),
             is_joint: configs.len() > 1,
+            is_applied: now.membership_config.log_id().index() <= now.last_applied.index(),
             last: now.last_log_index.unwrap_or(0),
             matched: matched.map(|(id, log)| (*id, log.index().unwrap_or(0))).collect(),
         }
@@ -163,6 +164,36 @@ impl Replica {
         let running = self.running()?;
         let changed = running.raft.change_membership(voters, true).await;
         changed.map(drop).map_err(|error| self.refused(&error))
+    }
+
+    /// Gives the votes to these members, and removes all others from the group. Answers when that is
+    /// committed.
+    ///
+    /// # Errors
+    /// Raft's: the first step, or both, may be committed all the same. The same call completes them.
+    pub async fn change_members(&self, voters: BTreeSet<ReplicaId>) -> Result<(), ReplicaError> {
+        let running = self.running()?;
+        let changed = running.raft.change_membership(voters, false).await;
+        changed.map_err(|error| self.refused(&error))?;
+        let left = self.members()?;
+        let others = left.all.keys().copied().filter(|id| !left.voters.contains(id));
+        self.remove_learners(others.collect()).await
+    }
+
+    /// Removes members that have no vote.
+    ///
+    /// # Errors
+    /// Raft's: the entry may be committed all the same.
+    pub async fn remove_learners(&self, learners: BTreeSet<ReplicaId>) -> Result<(), ReplicaError> {
+        if learners.is_empty() {
+            return Ok(());
+        }
+        let running = self.running()?;
+        let removed = running
+            .raft
+            .change_membership(ChangeMembers::RemoveNodes(learners), true)
+            .await;
+        removed.map(drop).map_err(|error| self.refused(&error))
     }
 
     /// The rows as they are applied here now.

@@ -330,7 +330,11 @@ fn vote_of(request: &Request) -> Option<Vote> {
         Request::Transfer(transfer) => Some(transfer.vote),
         Request::Offer(offer) => Some(offer.vote),
         Request::SnapshotEnd(end) => Some(end.vote),
-        Request::Piece(_) | Request::Room(_) | Request::MayLead | Request::HandOver(_) => None,
+        Request::Piece(_)
+        | Request::Room(_)
+        | Request::MayLead
+        | Request::HandOver(_)
+        | Request::ChangeMap(_) => None,
     }
 }
 

@@ -454,6 +454,7 @@ impl Running {
                 Ok(()) => Response::HandingOver,
                 Err(problem) => failed(&problem),
             },
+            Request::ChangeMap(_) => failed(&"only the leader of group 0 changes the map"),
             Request::Append(_) => failed(&"appends are answered in their order"),
         }
     }

@@ -225,6 +225,8 @@ pub struct Members {
     pub all: BTreeMap<ReplicaId, Member>,
     /// Whether a change of voters is half done.
     pub is_joint: bool,
+    /// Whether the entry that says so is applied: it is committed.
+    pub is_applied: bool,
     /// The index of the leader's last entry.
     pub last: u64,
     /// The index of the last entry that each member has; empty where this replica does not lead.

@@ -105,6 +105,10 @@ pub(super) enum GreetingError {
         "the peer says that it is node {node}, which this node is: of two nodes with one number, stop one"
     )]
     Own { node: NodeId },
+    #[error(
+        "node {node} was removed from the cluster: stop it, and let it join anew with an empty directory"
+    )]
+    Removed { node: NodeId },
     #[error("the peer looks for node {found}, and this is node {own}: correct its address of node {found}")]
     Misdirected { own: NodeId, found: NodeId },
     #[error(

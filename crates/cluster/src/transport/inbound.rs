@@ -10,7 +10,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{sleep, timeout};
 
 use crate::transport::dispatch::{Incoming, Load, Reply};
-use crate::transport::error::End;
+use crate::transport::error::{End, GreetingError};
 use crate::transport::greeting::{admit, check, greeting, hello};
 use crate::transport::liveness::difference_ms;
 use crate::transport::network::Network;
@@ -122,6 +122,13 @@ where
         }
         let theirs = greeting(frame)?;
         check(own, &theirs)?;
+        let (node, admission) = (theirs.node, &shared.options.admission);
+        if admission
+            .as_ref()
+            .is_some_and(|admission| admission.was_removed(node))
+        {
+            return Err(GreetingError::Removed { node }.into());
+        }
         let taken = shared.slots.take(&theirs, outbox, shared.options.times.suspect)?;
         Ok(First::Peer(taken))
     };

@@ -123,7 +123,7 @@ impl Link {
             session.pending.end(end);
         }
         if self.lane == Lane::Raft {
-            self.pulse.disconnected(problem);
+            self.pulse.disconnected(problem, matches!(end, End::Refused(_)));
         }
     }
 

@@ -60,6 +60,8 @@ pub struct NodeState {
     pub level: Option<u32>,
     /// Why it is not connected, if it is not.
     pub problem: Option<String>,
+    /// Whether it has refused the last connection: it says why.
+    pub refuses: bool,
 }
 
 /// Follows one peer, and publishes what changes.
@@ -121,6 +123,7 @@ impl Pulse {
             boot: None,
             level: None,
             problem: None,
+            refuses: false,
         };
         states.send_modify(|states| _ = states.insert(node, state.clone()));
         Self {
@@ -144,15 +147,17 @@ impl Pulse {
         beats.state.boot = Some(boot);
         beats.state.level = Some(level);
         beats.state.problem = None;
+        beats.state.refuses = false;
         beats.beat();
         self.publish(beats);
     }
 
     /// There is no raft connection.
-    pub(super) fn disconnected(&self, problem: String) {
+    pub(super) fn disconnected(&self, problem: String, refuses: bool) {
         let mut beats = self.now.lock();
         beats.connected = false;
         beats.state.problem = Some(problem);
+        beats.state.refuses = refuses;
         self.look_at(beats);
     }
 

@@ -25,7 +25,7 @@ pub use error::PeerError;
 pub use greeting::{JoinError, ask_to_join};
 pub use liveness::{Led, LedByNode, Liveness, NodeState, NodeStates, SKEW_MAX, Skew};
 pub use network::{Network, PlainTcp};
-pub use options::{Admission, Admitted, Identity, Limits, PeersOptions, Times};
+pub use options::{Admission, Admitted, Identity, Limits, MapChanged, PeersOptions, Times};
 #[cfg(feature = "testing")]
 pub use peers::PeersStats;
 pub use peers::{Call, Peers, PendingResponse};

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use collie_io::Clock;
 
-use crate::transport::wire::{ClusterId, Join, JoinAnswer, Lane, NodeId};
+use crate::transport::wire::{ClusterId, Join, JoinAnswer, Lane, MapRequest, NodeId};
 
 /// Who a node is.
 #[derive(Debug, Clone)]
@@ -175,9 +175,18 @@ impl fmt::Debug for PeersOptions {
 /// What is answered to a process that asks to join: an error is a refusal, with what to do.
 pub type Admitted = Pin<Box<dyn Future<Output = Result<JoinAnswer, String>> + Send>>;
 
-/// Decides which processes become nodes.
+/// What becomes of a request to change the map: an error says why nothing changed.
+pub type MapChanged = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+
+/// Decides which processes become nodes, and what else changes in the map.
 pub trait Admission: Send + Sync {
     /// Judges a request. The future may be dropped before it is ready, while the join goes on: it is
     /// asked for again with the same token.
     fn join(&self, join: Join) -> Admitted;
+
+    /// Whether a node was in the map, and is not any more: it is not spoken to.
+    fn was_removed(&self, node: NodeId) -> bool;
+
+    /// Changes the map, where this node leads group 0. The future may be dropped, as that of a join.
+    fn change_map(&self, request: MapRequest) -> MapChanged;
 }

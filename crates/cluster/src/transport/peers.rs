@@ -189,10 +189,11 @@ impl Peers {
         Ok(())
     }
 
-    /// Ends the connections to a peer, and forgets it. Its requests are still answered.
+    /// Ends the connections to a peer and from it, and forgets it. It may connect again.
     pub fn remove_peer(&self, node: NodeId) {
         if let Some(peer) = self.peers.lock().remove(&node) {
             peer.pulse.retire();
+            self.shared.slots.end(node);
         }
     }
 
@@ -262,7 +263,13 @@ impl Peers {
         };
         let room = match kind {
             // Small, and what gives a group its leader must not wait behind what one left.
-            Kind::Vote | Kind::PreVote | Kind::Transfer | Kind::Room | Kind::HandOver | Kind::MayLead => None,
+            Kind::Vote
+            | Kind::PreVote
+            | Kind::Transfer
+            | Kind::Room
+            | Kind::HandOver
+            | Kind::MayLead
+            | Kind::ChangeMap => None,
             _ => {
                 let take = link.budget.take(group, bytes.len(), kind == Kind::Append);
                 Some(timeout_at(deadline, take).await.map_err(|_| late())?)

@@ -123,6 +123,13 @@ pub(super) struct Taken {
 }
 
 impl Slots {
+    /// Ends the connections of a peer to this node.
+    pub(super) fn end(&self, node: NodeId) {
+        let taken = self.taken.lock();
+        let of_node = taken.iter().filter(|((peer, _), _)| *peer == node);
+        of_node.for_each(|(_, slot)| slot.outbox.abandon());
+    }
+
     pub(super) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self {
             taken: Mutex::default(),

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use collie_cluster::testing::map::{ClusterRecord, Map, MapMember, NodeRecord, PartitionRecord};
+use collie_cluster::testing::map::{ClusterRecord, Map, MapMember, NodeRecord, NodeRole, PartitionRecord};
 use collie_cluster::{Asked, Begin, ClusterOptions, NodeIdentity, NodeStoreOptions};
 use collie_db::Options;
 use collie_server::cluster::{Partition, Route, Settled, Walked};
@@ -161,6 +161,8 @@ fn expected_map() -> Map {
         client: CLIENT.parse().unwrap(),
         disks: vec![DISK],
         replica: 1,
+        role: NodeRole::Serves,
+        zone: String::new(),
     };
     let partition = |group, first, last, replica| PartitionRecord {
         group,
@@ -171,6 +173,8 @@ fn expected_map() -> Map {
             node: 1,
             disk: 0,
         }],
+        begins: replica,
+        wanted: Vec::new(),
     };
     Map {
         cluster,

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use collie_cluster::Begin;
+use collie_cluster::testing::map::LEVEL;
 use collie_cluster::testing::wire::JoinAnswer;
 use collie_io::RealClock;
 use collie_server::cluster::{Route, SLOTS};
@@ -175,7 +176,7 @@ fn a_join_whose_answer_is_lost_with_the_leader_makes_one_node() {
             _ => None,
         }
     });
-    assert_eq!((taken.node, taken.level), (4, 1));
+    assert_eq!((taken.node, taken.level), (4, LEVEL));
     assert_eq!(taken.peers.len(), 4);
     let leader = map_leader(&sites);
     leader.kill();

@@ -14,6 +14,8 @@ mod clocks;
 mod formats;
 mod leaders;
 mod lives;
+mod moves;
+mod planned;
 mod refusals;
 mod removals;
 mod rules;

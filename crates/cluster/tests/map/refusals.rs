@@ -126,9 +126,9 @@ fn a_stranger_that_differs_is_refused_with_what_to_do() {
     says(
         &said,
         &[
-            "has feature level 1",
+            "has feature level 2",
             "speaks levels 0 to 0",
-            "run a version on it that speaks level 1",
+            "run a version on it that speaks level 2",
         ],
     );
     let mut join = request(2);
@@ -184,11 +184,11 @@ fn a_stranger_that_differs_is_refused_with_what_to_do() {
     new[0].start(Begin::Join(vec![peer]));
     new[0].kill();
     let mut options = new[0].options();
-    options.spoken = 2..=3;
+    options.spoken = 3..=4;
     let said = new[0].refusal(options, Begin::Start);
     says(
         &said,
-        &["has feature level 1", "speaks levels 2 to 3", "run a version"],
+        &["has feature level 2", "speaks levels 3 to 4", "run a version"],
     );
 }
 

@@ -39,10 +39,11 @@ fn next_epoch(leader: &Site) {
     let changes = Changes {
         cluster,
         nodes: Vec::new(),
+        removed: Vec::new(),
         partitions: Vec::new(),
     };
     let rows = Map::rows(&changes).unwrap().into_iter();
-    rewrite(leader, rows.map(|(key, value)| (key, Some(value))).collect());
+    rewrite(leader, rows.collect());
 }
 
 /// Whether the map has a record of a node, as a node has applied it.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use collie_cluster::testing::map::{
-    Founding, JoinRequest, Map, MapError, Placement, found, join, place, voters,
+    Founding, JoinRequest, LEVEL, Map, MapError, MapRow, Nodes, found, join, place, voters,
 };
 use proptest::prelude::*;
 
@@ -21,10 +21,10 @@ fn request(token: u8) -> JoinRequest {
     }
 }
 
-fn founding(replicas: u8, partitions: u16, voters: u8) -> Founding {
+pub(crate) fn founding(replicas: u8, partitions: u16, voters: u8) -> Founding {
     Founding {
         id: *b"cluster of tests",
-        level: 1,
+        level: LEVEL,
         replicas,
         partitions,
         voters,
@@ -37,12 +37,22 @@ fn read(rows: &Stored) -> Result<Option<Map>, MapError> {
     Map::read(|key| Ok(rows.get(&key).cloned()))
 }
 
-fn founded(founding: &Founding) -> (Map, Stored) {
-    let rows: Stored = Map::rows(&found(founding)).unwrap().into_iter().collect();
+pub(crate) fn founded(founding: &Founding) -> (Map, Stored) {
+    let mut rows = Stored::new();
+    apply(&mut rows, Map::rows(&found(founding)).unwrap());
     (read(&rows).unwrap().unwrap(), rows)
 }
 
-fn joined(mut map: Map, tokens: std::ops::RangeInclusive<u8>) -> Map {
+fn apply(stored: &mut Stored, rows: Vec<MapRow>) {
+    for (key, value) in rows {
+        match value {
+            Some(value) => drop(stored.insert(key, value)),
+            None => drop(stored.remove(&key)),
+        }
+    }
+}
+
+pub(crate) fn joined(mut map: Map, tokens: std::ops::RangeInclusive<u8>) -> Map {
     for token in tokens {
         let (_, changes) = join(&map, &request(token)).unwrap();
         map = map.with(changes.unwrap());
@@ -50,10 +60,21 @@ fn joined(mut map: Map, tokens: std::ops::RangeInclusive<u8>) -> Map {
     map
 }
 
-fn all(map: &Map) -> Placement {
-    Placement {
-        ready: map.nodes.keys().copied().collect(),
+/// With its partitions on all of its nodes.
+pub(crate) fn placed(map: Map) -> Map {
+    let changes = place(&map, &all(&map)).unwrap().unwrap();
+    map.with(changes)
+}
+
+fn ready(nodes: impl IntoIterator<Item = u64>) -> Nodes {
+    Nodes {
+        ready: nodes.into_iter().collect(),
+        ..Nodes::default()
     }
+}
+
+fn all(map: &Map) -> Nodes {
+    ready(map.nodes.keys().copied())
 }
 
 #[test]
@@ -75,14 +96,10 @@ fn a_known_token_gets_the_same_number_and_changes_nothing() {
 #[test]
 fn partitions_are_placed_once_and_only_on_nodes_that_are_ready() {
     let map = joined(founded(&founding(3, 32, 3)).0, 2..=3);
-    let two = Placement {
-        ready: BTreeSet::from([1, 3]),
-    };
+    let two = ready([1, 3]);
     assert_eq!(place(&map, &two), Ok(None));
     let map = joined(map, 4..=6);
-    let four = Placement {
-        ready: BTreeSet::from([1, 3, 4, 6]),
-    };
+    let four = ready([1, 3, 4, 6]);
     let placed = place(&map, &four).unwrap().unwrap();
     let map = map.with(placed);
     assert_eq!(place(&map, &all(&map)), Ok(None));
@@ -117,7 +134,7 @@ fn the_replicas_of_a_node_are_on_all_of_its_disks() {
 fn voters_are_an_odd_number_of_ready_members_and_stay() {
     let map = joined(founded(&founding(3, 8, 3)).0, 2..=5);
     let set = |ids: &[u64]| ids.iter().copied().collect::<BTreeSet<_>>();
-    let next = |now: &[u64], ready: &[u64]| voters(&map, &set(now), &set(ready));
+    let next = |now: &[u64], able: &[u64]| voters(&map, &set(now), &ready(able.to_vec()));
     assert_eq!(next(&[1], &[1]), None);
     assert_eq!(next(&[1], &[1, 2]), None, "two are no better than one");
     assert_eq!(next(&[1], &[1, 2, 4]), Some(set(&[1, 2, 4])));
@@ -135,7 +152,7 @@ fn voters_are_an_odd_number_of_ready_members_and_stay() {
         ..map.clone()
     };
     assert_eq!(
-        voters(&five, &set(&[1, 2, 4]), &set(&[1, 2, 3, 4, 5])),
+        voters(&five, &set(&[1, 2, 4]), &ready([1, 2, 3, 4, 5])),
         Some(set(&[1, 2, 3, 4, 5]))
     );
 }
@@ -143,7 +160,10 @@ fn voters_are_an_odd_number_of_ready_members_and_stay() {
 #[test]
 fn rows_of_a_later_version_or_that_disagree_are_refused() {
     let (map, mut rows) = founded(&founding(1, 4, 1));
-    rows.extend(Map::rows(&place(&map, &all(&map)).unwrap().unwrap()).unwrap());
+    apply(
+        &mut rows,
+        Map::rows(&place(&map, &all(&map)).unwrap().unwrap()).unwrap(),
+    );
     assert_eq!(read(&rows).unwrap().unwrap().partitions.len(), 4);
     let wrong = |change: &dyn Fn(&mut Stored)| {
         let mut rows = rows.clone();
@@ -153,8 +173,8 @@ fn rows_of_a_later_version_or_that_disagree_are_refused() {
     let says = |said: String, part: &str| assert!(said.contains(part), "{said}");
     let key = |name: &[u8], number: u64| [name, &number.to_be_bytes()].concat();
     says(
-        wrong(&|rows| rows.get_mut(&b"cluster"[..]).unwrap()[0] = 2),
-        "expected version 1, found 2: run the version",
+        wrong(&|rows| rows.get_mut(&b"cluster"[..]).unwrap()[0] = 3),
+        "expected version 1 to 2, found 3: run the version",
     );
     says(
         wrong(&|rows| rows.get_mut(&key(b"node/", 1)).unwrap().clear()),
@@ -220,10 +240,10 @@ proptest! {
                     prop_assert_eq!(number, node.number, "one node for each token");
                     changes
                 }
-                Step::Place(ready) => {
+                Step::Place(able) => {
                     let numbers = map.nodes.keys().copied();
-                    let ready = numbers.zip(ready).filter_map(|(number, ready)| ready.then_some(number));
-                    let placement = Placement { ready: ready.collect() };
+                    let able = numbers.zip(able).filter_map(|(number, able)| able.then_some(number));
+                    let placement = ready(able);
                     let changes = place(&map, &placement).unwrap();
                     if let Some(changes) = &changes {
                         prop_assert!(placement.ready.len() >= usize::from(replicas));
@@ -237,7 +257,7 @@ proptest! {
             if let Some(changes) = changes {
                 let epoch = map.cluster.epoch;
                 prop_assert_eq!(changes.cluster.epoch, epoch + 1);
-                rows.extend(Map::rows(&changes).unwrap());
+                apply(&mut rows, Map::rows(&changes).unwrap());
                 map = map.with(changes);
             }
             // The rows are checked as they are read: ids, members, slots.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use collie_cluster::testing::ClusterStatus;
 use collie_cluster::testing::GroupTimes;
-use collie_cluster::testing::map::Map;
+use collie_cluster::testing::map::{LEVEL, Map};
 use collie_cluster::testing::replica_store::{MachineOptions, Runs};
 use collie_cluster::testing::transport::{JoinError, PlainTcp, Times, ask_to_join};
 use collie_cluster::testing::wire::{Join, JoinAnswer, VERSION};
@@ -264,7 +264,7 @@ pub(crate) fn request(token: u8) -> Join {
         client: free[1],
         disks: vec![[token; 16]],
         least: 1,
-        most: 1,
+        most: LEVEL,
         wall_ms: 0,
     }
 }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use collie_cluster::testing::transport::{Admission, Admitted, Peers, PeersOptions};
-use collie_cluster::testing::wire::{Frame, Hello, Join, JoinAnswer, Lane, Message, NodeId};
+use collie_cluster::testing::transport::{Admission, Admitted, MapChanged, Peers, PeersOptions};
+use collie_cluster::testing::wire::{Frame, Hello, Join, JoinAnswer, Lane, MapRequest, Message, NodeId};
 
 use super::support::{Memory, Wire, Yes, alive, hello, until};
 
@@ -254,6 +254,14 @@ struct Never;
 
 impl Admission for Never {
     fn join(&self, _: Join) -> Admitted {
+        Box::pin(std::future::pending())
+    }
+
+    fn was_removed(&self, _: NodeId) -> bool {
+        false
+    }
+
+    fn change_map(&self, _: MapRequest) -> MapChanged {
         Box::pin(std::future::pending())
     }
 }

@@ -20,6 +20,7 @@ mod lcs;
 mod moves;
 mod multi;
 mod names;
+mod nodes;
 mod numbers;
 mod object;
 mod once;

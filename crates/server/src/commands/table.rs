@@ -8,7 +8,7 @@ use collie_protocol::Request;
 use super::row::Command;
 use super::{
     bitfields, bitmaps, client, cluster, command, config, connection, expire, floats, info, keyspace,
-    latency, lcs, moves, multi, object, once, ranges, scan, server, slowlog, strings,
+    latency, lcs, moves, multi, nodes, object, once, ranges, scan, server, slowlog, strings,
 };
 use crate::failure::{Failure, text};
 
@@ -17,6 +17,7 @@ const GROUPS: &[&[Command]] = &[
     bitmaps::ROWS,
     client::ROWS,
     cluster::ROWS,
+    nodes::ROWS,
     command::ROWS,
     config::ROWS,
     connection::ROWS,

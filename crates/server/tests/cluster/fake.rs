@@ -12,8 +12,8 @@ use std::time::Duration;
 use collie_db::Value;
 use collie_io::{Clock, RealClock};
 use collie_server::cluster::{
-    Applied, Cluster, Evaluation, Figure, Leadership, NodeInfo, Partition, PartitionInfo, Refused, Route,
-    Rows, SLOTS, Settled, Settling, StoredRow, Topology, Walked, slot_of,
+    Applied, Cluster, Evaluation, Figure, Leadership, NodeInfo, NodeRequest, NodeRole, Partition,
+    PartitionInfo, Refused, Route, Rows, SLOTS, Settled, Settling, StoredRow, Topology, Walked, slot_of,
 };
 use tokio::sync::watch;
 
@@ -26,6 +26,8 @@ pub(crate) struct Fake {
     changes: watch::Sender<u64>,
     /// What it says is wrong.
     pub(crate) problems: Mutex<Vec<String>>,
+    /// What was asked of its nodes.
+    pub(crate) node_requests: Mutex<Vec<NodeRequest>>,
     /// Whether it does not hand over what it leads.
     pub(crate) keeps: watch::Sender<bool>,
 }
@@ -108,6 +110,7 @@ impl Fake {
             partitions: partitions.collect(),
             changes: watch::Sender::new(0),
             problems: Mutex::default(),
+            node_requests: Mutex::default(),
             keeps: watch::Sender::new(false),
         })
     }
@@ -377,6 +380,7 @@ impl Cluster for Fake {
             address: SocketAddr::from(([127, 0, 0, 1], 7000 + number as u16)),
             peer: SocketAddr::from(([127, 0, 0, 1], 17_000 + number as u16)),
             is_alive: true,
+            role: NodeRole::Serves,
         };
         let partition = |partition: &Arc<FakePartition>| {
             let role = partition.state().role;
@@ -390,6 +394,8 @@ impl Cluster for Fake {
                 },
                 is_served: role != Role::Leaderless,
                 replicas: vec![1, 2, 3],
+                joining: vec![],
+                leaving: vec![],
             }
         };
         Arc::new(Topology {
@@ -442,6 +448,15 @@ impl Cluster for Fake {
             .for_each(|partition| partition.set_role(Role::Leads));
         self.wake();
         Ok(())
+    }
+
+    fn change_node(&self, request: NodeRequest) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> {
+        let answer = match request {
+            NodeRequest::Remove(9) => Err("the cluster has no node 9".to_owned()),
+            _ => Ok(()),
+        };
+        self.node_requests.lock().unwrap().push(request);
+        Box::pin(std::future::ready(answer))
     }
 
     fn retire(&self) -> Pin<Box<dyn Future<Output = bool> + Send>> {

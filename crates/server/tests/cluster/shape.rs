@@ -1,5 +1,7 @@
 //! The replies of `CLUSTER` have the shapes of those of a real Redis 7.0, if one is installed.
 
+use collie_server::cluster::NodeRequest;
+
 use crate::fake::Role;
 use crate::node;
 use crate::support::redis::Redis;
@@ -208,6 +210,54 @@ fn failover_takes_over_what_others_lead() {
         assert!(refused.starts_with(refusal), "{line}: {refused}");
     }
     assert!(client.line("CLUSTER INFO").contains("cluster_state:fail"));
+}
+
+#[test]
+fn nodes_are_listed_and_what_is_asked_of_them_is_handed_on() {
+    let node = node(1);
+    let mut client = node.client();
+    let listed = client.line("COLLIE.NODE LIST");
+    assert!(listed.starts_with("*3\r\n"), "{listed}");
+    let first = [
+        ("number", ":1"),
+        ("address", "$14\r\n127.0.0.1:7001"),
+        ("role", "$6\r\nserves"),
+        ("health", "$6\r\nonline"),
+        ("replicas", ":1"),
+        ("leads", ":1"),
+        ("joining", ":0"),
+        ("leaving", ":0"),
+    ];
+    for (name, value) in first {
+        let field = format!("${}\r\n{name}\r\n{value}\r\n", name.len());
+        assert!(listed.contains(&field), "{name}: {listed}");
+    }
+    for line in [
+        "COLLIE.NODE DRAIN 2",
+        "collie.node serve 2",
+        "COLLIE.NODE REMOVE 3",
+        "COLLIE.NODE REPLACE 1 3",
+    ] {
+        assert_eq!(client.line(line), "+OK\r\n", "{line}");
+    }
+    let asked = node.fake.node_requests.lock().unwrap().clone();
+    let expected = [
+        NodeRequest::Drain(2),
+        NodeRequest::Serve(2),
+        NodeRequest::Remove(3),
+        NodeRequest::Replace { node: 1, by: 3 },
+    ];
+    assert_eq!(asked, expected);
+    for (line, refusal) in [
+        ("COLLIE.NODE REMOVE 9", "-ERR the cluster has no node 9"),
+        ("COLLIE.NODE DRAIN x", "-ERR a node is named by its number"),
+        ("COLLIE.NODE DRAIN -1", "-ERR a node is named by its number"),
+        ("COLLIE.NODE REPLACE 1", "-ERR wrong number of arguments"),
+        ("COLLIE.NODE STOP 1", "-ERR unknown subcommand 'STOP'"),
+    ] {
+        let refused = client.line(line);
+        assert!(refused.starts_with(refusal), "{line}: {refused}");
+    }
 }
 
 #[test]

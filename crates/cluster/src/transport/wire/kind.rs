@@ -70,6 +70,8 @@ kinds! {
     HandOver = 24, "hand over";
     /// Could the replica lead, as far as its log and its clock go?
     MayLead = 25, "may lead";
+    /// The leader of group 0 is asked to change the map.
+    ChangeMap = 26, "change of the map";
     /// Answers [`Kind::Append`].
     Appended = 32, "appended";
     /// Answers [`Kind::Vote`].
@@ -90,6 +92,8 @@ kinds! {
     HandingOver = 40, "handing over";
     /// Answers [`Kind::MayLead`].
     Ready = 41, "ready";
+    /// Answers [`Kind::ChangeMap`].
+    MapChanged = 42, "map changed";
     /// Answers any request that was not carried out.
     Refusal = 48, "refusal";
 }

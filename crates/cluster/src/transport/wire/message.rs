@@ -16,6 +16,8 @@ pub const ENTRIES_MAX: usize = 65_536;
 const ENTRY_HEAD: u64 = 128;
 /// Groups that a node may say it leads: more than a cluster has.
 pub const LED_MAX: usize = 8192;
+/// Replicas of a group, at most.
+pub const MEMBERS_MAX: usize = 64;
 /// Bytes of a text that explains a refusal.
 pub const TEXT_MAX: usize = 1024;
 
@@ -65,6 +67,8 @@ pub enum Request {
     HandOver(HandOver),
     /// [`Kind::MayLead`].
     MayLead,
+    /// [`Kind::ChangeMap`].
+    ChangeMap(MapRequest),
 }
 
 /// What is answered.
@@ -90,6 +94,8 @@ pub enum Response {
     HandingOver,
     /// [`Kind::Ready`]: it could. Otherwise the request is refused.
     Ready,
+    /// [`Kind::MapChanged`]: it is as was asked for. Otherwise the request is refused.
+    MapChanged,
     /// [`Kind::Refusal`].
     Refusal(Refusal),
 }
@@ -238,6 +244,32 @@ pub struct HandOver {
     pub to: ReplicaId,
 }
 
+/// What is to change in the map. Asked for again, it changes nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MapRequest {
+    /// A group has these replicas, and raft no others.
+    Moved {
+        /// The group.
+        group: GroupId,
+        /// Its replicas.
+        #[serde(deserialize_with = "list::<_, _, MEMBERS_MAX>")]
+        replicas: Vec<ReplicaId>,
+    },
+    /// A node is to have replicas.
+    Serve(NodeId),
+    /// The replicas of a node move to others.
+    Drain(NodeId),
+    /// The replicas of a node move to others; then it is removed.
+    Remove(NodeId),
+    /// The replicas of a node move to another one; then it is removed.
+    Replace {
+        /// The node.
+        node: NodeId,
+        /// The other one.
+        by: NodeId,
+    },
+}
+
 /// Why a request was not carried out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
@@ -311,6 +343,7 @@ impl Request {
             Self::Room(_) => Kind::Room,
             Self::HandOver(_) => Kind::HandOver,
             Self::MayLead => Kind::MayLead,
+            Self::ChangeMap(_) => Kind::ChangeMap,
         }
     }
 
@@ -323,6 +356,7 @@ impl Request {
             | Self::Transfer(_)
             | Self::Room(_)
             | Self::MayLead
+            | Self::ChangeMap(_)
             | Self::HandOver(_) => Lane::Raft,
             Self::Offer(_) | Self::Piece(_) | Self::SnapshotEnd(_) => Lane::Bulk,
         }
@@ -343,6 +377,7 @@ impl Response {
             Self::HasRoom => Kind::HasRoom,
             Self::HandingOver => Kind::HandingOver,
             Self::Ready => Kind::Ready,
+            Self::MapChanged => Kind::MapChanged,
             Self::Refusal(_) => Kind::Refusal,
         }
     }
@@ -405,11 +440,16 @@ impl Message {
                 Request::Room(body) => put(self.kind(), body, to),
                 Request::MayLead => Ok(to),
                 Request::HandOver(body) => put(self.kind(), body, to),
+                Request::ChangeMap(body) => put(self.kind(), body, to),
             },
             Self::Response(response) => match response {
                 Response::Appended(body) => put(self.kind(), body, to),
                 Response::Voted(body) | Response::PreVoted(body) => put(self.kind(), body, to),
-                Response::Transferred | Response::HasRoom | Response::HandingOver | Response::Ready => Ok(to),
+                Response::Transferred
+                | Response::HasRoom
+                | Response::HandingOver
+                | Response::Ready
+                | Response::MapChanged => Ok(to),
                 Response::Wanted(body) => {
                     most(body.from.len(), "files", FILES_MAX)?;
                     put(self.kind(), body, to)
@@ -449,6 +489,7 @@ impl Message {
             Kind::Room => request(take(kind, body, Request::Room)?),
             Kind::HandOver => request(take(kind, body, Request::HandOver)?),
             Kind::MayLead => request((Request::MayLead, body.len())),
+            Kind::ChangeMap => request(take(kind, body, Request::ChangeMap)?),
             Kind::Appended => response(take(kind, body, Response::Appended)?),
             Kind::Voted => response(take(kind, body, Response::Voted)?),
             Kind::PreVoted => response(take(kind, body, Response::PreVoted)?),
@@ -459,6 +500,7 @@ impl Message {
             Kind::HasRoom => response((Response::HasRoom, body.len())),
             Kind::HandingOver => response((Response::HandingOver, body.len())),
             Kind::Ready => response((Response::Ready, body.len())),
+            Kind::MapChanged => response((Response::MapChanged, body.len())),
             Kind::Refusal => response(take(kind, body, Response::Refusal)?),
         })
     }

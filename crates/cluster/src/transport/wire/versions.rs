@@ -141,6 +141,11 @@ fn requests() -> Vec<(&'static str, Request)> {
         vote: vote(36, 37, true),
         snapshot: 38,
     };
+    let moved = MapRequest::Moved {
+        group: 43,
+        replicas: vec![44, 45],
+    };
+    let replace = MapRequest::Replace { node: 49, by: 50 };
     vec![
         ("append", Request::Append(append)),
         ("append-none", Request::Append(heartbeat)),
@@ -153,6 +158,11 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("room", Request::Room(Room { bytes: 1 << 41 })),
         ("hand-over", Request::HandOver(HandOver { to: 42 })),
         ("may-lead", Request::MayLead),
+        ("change-map-moved", Request::ChangeMap(moved)),
+        ("change-map-serve", Request::ChangeMap(MapRequest::Serve(46))),
+        ("change-map-drain", Request::ChangeMap(MapRequest::Drain(47))),
+        ("change-map-remove", Request::ChangeMap(MapRequest::Remove(48))),
+        ("change-map-replace", Request::ChangeMap(replace)),
     ]
 }
 
@@ -189,6 +199,7 @@ fn responses() -> Vec<(&'static str, Response)> {
         ("has-room", Response::HasRoom),
         ("handing-over", Response::HandingOver),
         ("ready", Response::Ready),
+        ("map-changed", Response::MapChanged),
         ("refusal-gone", Response::Refusal(Refusal::Gone)),
         ("refusal-unknown", Response::Refusal(Refusal::Unknown)),
         ("refusal-busy", Response::Refusal(Refusal::Busy)),

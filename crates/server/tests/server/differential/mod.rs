@@ -97,6 +97,7 @@ fn the_command_table_is_that_of_redis() {
             "object",
             "slowlog",
             "waitaof",
+            "collie.node",
             "collie.once",
             "client|ack",
             "client|setinfo",

@@ -1,0 +1,153 @@
+//! `collie cluster nodes`, `drain`, `serve`, `remove` and `replace`: which nodes have replicas, and which are to.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::bail;
+use collie_cli::Outcome;
+use collie_cli::output::Results;
+use collie_cli::resp::{Client, Reply};
+use serde::Serialize;
+
+use super::access::Access;
+use super::local::LocalCluster;
+use super::view::words;
+use crate::args::{NodesArgs, WhereArgs};
+
+/// A change of the map is decided within this time, or the node says that it was not.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// A node, as `COLLIE.NODE LIST` has it.
+#[derive(Debug, Default, Serialize)]
+struct NodeRow {
+    number: i64,
+    address: String,
+    role: String,
+    health: String,
+    replicas: i64,
+    leads: i64,
+    joining: i64,
+    leaving: i64,
+}
+
+pub(super) fn nodes(args: &NodesArgs) -> anyhow::Result<Outcome> {
+    // One that does not hear most of the others may know an old map.
+    let hears_most = |nodes: &Vec<NodeRow>| {
+        let online = nodes.iter().filter(|node| node.health == "online");
+        2 * online.count() > nodes.len()
+    };
+    let nodes = ask(&args.at, list, hears_most)?;
+    let mut results = Results::new();
+    if args.json {
+        for node in &nodes {
+            results.json(node)?;
+        }
+        results.flush()?;
+        return Ok(Outcome::Good);
+    }
+    results.line(format_args!(
+        "{:>4} {:<22} {:<8} {:<7} {:>8} {:>6} {:>7} {:>7}",
+        "node", "address", "role", "health", "replicas", "leads", "joining", "leaving"
+    ))?;
+    for node in &nodes {
+        results.line(format_args!(
+            "{:>4} {:<22} {:<8} {:<7} {:>8} {:>6} {:>7} {:>7}",
+            node.number,
+            node.address,
+            node.role,
+            node.health,
+            node.replicas,
+            node.leads,
+            node.joining,
+            node.leaving
+        ))?;
+    }
+    results.flush()?;
+    Ok(Outcome::Good)
+}
+
+/// Asks for a change of the map, in these words, and says what follows. One node that cannot say, as it does not hear
+/// the others, is no answer.
+pub(super) fn change(at: &WhereArgs, request: &[&str], follows: &str) -> anyhow::Result<Outcome> {
+    let words: Vec<&[u8]> = [&b"COLLIE.NODE"[..]]
+        .into_iter()
+        .chain(request.iter().map(|word| word.as_bytes()))
+        .collect();
+    ask(at, |client| client.call(&words)?.good(), |_| true)?;
+    let mut results = Results::new();
+    results.line(format_args!(
+        "{follows}: `collie cluster nodes` shows how far that is"
+    ))?;
+    results.flush()?;
+    Ok(Outcome::Good)
+}
+
+/// Asks one node after the other until one gives a good answer; of others the first.
+fn ask<T>(
+    at: &WhereArgs,
+    mut question: impl FnMut(&mut Client) -> io::Result<T>,
+    is_good: impl Fn(&T) -> bool,
+) -> anyhow::Result<T> {
+    let access = Access::of(&at.access)?;
+    let seeds: Vec<SocketAddr> = match &at.node[..] {
+        [] => {
+            let cluster = LocalCluster::get(&at.dir)?;
+            cluster.nodes().iter().map(|node| node.address).collect()
+        }
+        nodes => nodes.to_vec(),
+    };
+    let (mut other, mut why) = (None, Vec::new());
+    for seed in seeds {
+        let asked = access.connect(seed, PATIENCE);
+        match asked.and_then(|mut client| question(&mut client)) {
+            Ok(answer) if is_good(&answer) => return Ok(answer),
+            Ok(answer) => other = other.or(Some(answer)),
+            Err(error) => why.push(format!("{seed}: {}", words(&error))),
+        }
+    }
+    match other {
+        Some(answer) => Ok(answer),
+        None => bail!("{}", why.join("; ")),
+    }
+}
+
+fn list(client: &mut Client) -> io::Result<Vec<NodeRow>> {
+    let unexpected = |problem: String| io::Error::new(io::ErrorKind::InvalidData, problem);
+    let nodes = match client.call(&[b"COLLIE.NODE", b"LIST"])?.good()? {
+        Reply::Array(nodes) => nodes,
+        found => return Err(unexpected(format!("expected a list of nodes, found {found:?}"))),
+    };
+    let node = |reply| node(reply).map_err(|error| unexpected(error.to_string()));
+    nodes.iter().map(node).collect()
+}
+
+fn node(reply: &Reply) -> anyhow::Result<NodeRow> {
+    let Reply::Array(fields) = reply else {
+        bail!("expected the fields of a node, found {reply:?}");
+    };
+    let pairs = fields.chunks_exact(2).filter_map(|pair| match pair {
+        [Reply::Bulk(name), value] => Some((String::from_utf8_lossy(name).into_owned(), value)),
+        _ => None,
+    });
+    let fields: BTreeMap<_, _> = pairs.collect();
+    let text = |name: &str| match fields.get(name) {
+        Some(Reply::Bulk(text)) => Ok(String::from_utf8_lossy(text).into_owned()),
+        found => bail!("expected the text {name} of a node, found {found:?}"),
+    };
+    let number = |name: &str| match fields.get(name) {
+        Some(Reply::Number(number)) => Ok(*number),
+        found => bail!("expected the number {name} of a node, found {found:?}"),
+    };
+    Ok(NodeRow {
+        number: number("number")?,
+        address: text("address")?,
+        role: text("role")?,
+        health: text("health")?,
+        replicas: number("replicas")?,
+        leads: number("leads")?,
+        joining: number("joining")?,
+        leaving: number("leaving")?,
+    })
+}

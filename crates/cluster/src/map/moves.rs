@@ -1,0 +1,388 @@
+//! How replicas move between nodes: which partition is to have which replicas, as a function of the map and of
+//! what is known of the nodes.
+//!
+//! A move is one record: a partition's `wanted` replicas. Its node makes the new replica, the leader of the group
+//! has raft take it in and let the other one go, and says so; then they are the partition's members, and the node
+//! of the other one removes it. Each step is found again in the map and in raft, by any leader.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::ids::{GroupId, ReplicaId};
+use crate::map::records::{LEVEL_OF_MOVES, MapMember, NodeRecord, NodeRole, PartitionRecord};
+use crate::map::whole::{Changes, Map};
+use crate::transport::wire::NodeId;
+
+/// So many replicas are made on a node at a time.
+const JOINING_MOST: usize = 2;
+
+/// What the leader of group 0 knows of the nodes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Nodes {
+    /// Those that can be given replicas now.
+    pub ready: BTreeSet<NodeId>,
+    /// Those that have not answered for so long that their replicas are replaced.
+    pub gone: BTreeSet<NodeId>,
+    /// Whether replicas may also move to make the nodes hold as many each.
+    pub may_spread: bool,
+}
+
+/// A group has these replicas, and raft no others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Moved {
+    /// The group.
+    pub group: GroupId,
+    /// Its replicas.
+    pub replicas: BTreeSet<ReplicaId>,
+}
+
+/// Where replicas are in the end.
+struct Placement<'a> {
+    map: &'a Map,
+    nodes: &'a Nodes,
+    on_node: BTreeMap<NodeId, usize>,
+    on_disk: BTreeMap<(NodeId, u32), usize>,
+    /// Those that are being made, or to be.
+    joining: BTreeMap<NodeId, usize>,
+}
+
+impl<'a> Placement<'a> {
+    fn of(map: &'a Map, nodes: &'a Nodes) -> Self {
+        let mut placement = Self {
+            map,
+            nodes,
+            on_node: map.nodes.keys().map(|node| (*node, 0)).collect(),
+            on_disk: BTreeMap::new(),
+            joining: BTreeMap::new(),
+        };
+        for partition in map.partitions.values() {
+            for member in partition.lasting() {
+                placement.count(member);
+                if !partition.members.contains(member) {
+                    *placement.joining.entry(member.node).or_default() += 1;
+                }
+            }
+        }
+        placement
+    }
+
+    fn count(&mut self, member: &MapMember) {
+        *self.on_node.entry(member.node).or_default() += 1;
+        *self.on_disk.entry((member.node, member.disk)).or_default() += 1;
+    }
+
+    fn uncount(&mut self, member: &MapMember) {
+        let on_node = self.on_node.get_mut(&member.node);
+        let on_disk = self.on_disk.get_mut(&(member.node, member.disk));
+        for count in on_node.into_iter().chain(on_disk) {
+            *count = count.saturating_sub(1);
+        }
+    }
+
+    /// Whether a node is to have no replicas.
+    fn is_to_be_left(&self, node: NodeId) -> bool {
+        let role = self.map.nodes.get(&node).map(|node| node.role);
+        role != Some(NodeRole::Serves) || self.nodes.gone.contains(&node)
+    }
+
+    /// The node whose replicas move to one node alone: that one.
+    fn only(&self, node: NodeId) -> Option<NodeId> {
+        match self.map.nodes.get(&node)?.role {
+            NodeRole::Leaves { to } => to,
+            NodeRole::Serves | NodeRole::Drains => None,
+        }
+    }
+
+    /// How many of these replicas are in the zone of a node.
+    fn in_zone_of(&self, node: &NodeRecord, others: &[MapMember]) -> usize {
+        let zone = |member: &MapMember| self.map.nodes.get(&member.node).map(|node| &node.zone);
+        let same = |member: &&MapMember| zone(member) == Some(&node.zone) && member.node != node.number;
+        match node.zone.is_empty() {
+            true => 0,
+            false => others.iter().filter(same).count(),
+        }
+    }
+
+    /// The best node for another replica beside `others`, and not where one of `taken` is: in another
+    /// zone, with the fewest replicas.
+    fn node_for(
+        &self,
+        others: &[MapMember],
+        taken: &[MapMember],
+        only: Option<NodeId>,
+    ) -> Option<&'a NodeRecord> {
+        let is_taken = |node: NodeId| taken.iter().any(|member| member.node == node);
+        let able = self.map.nodes.values().filter(|node| {
+            let number = node.number;
+            let joining = self.joining.get(&number).copied().unwrap_or(0);
+            self.nodes.ready.contains(&number)
+                && !self.is_to_be_left(number)
+                && !is_taken(number)
+                && joining < JOINING_MOST
+                && only.is_none_or(|only| only == number)
+        });
+        able.min_by_key(|node| {
+            let count = self.on_node.get(&node.number).copied();
+            (self.in_zone_of(node, others), count, node.number)
+        })
+    }
+
+    /// Another replica on a node, on the disk that has the fewest.
+    fn place(&mut self, node: &NodeRecord, replica: ReplicaId) -> MapMember {
+        let disks = 0..u32::try_from(node.disks.len()).unwrap_or(u32::MAX);
+        let count = |disk: &u32| self.on_disk.get(&(node.number, *disk)).copied().unwrap_or(0);
+        let member = MapMember {
+            replica,
+            node: node.number,
+            disk: disks.min_by_key(count).unwrap_or(0),
+        };
+        self.count(&member);
+        *self.joining.entry(node.number).or_default() += 1;
+        member
+    }
+}
+
+/// The moves that are to begin now, if any: away from nodes that are to have no replicas, and, where nothing else
+/// moves and that may be, to nodes that have fewer than others. A move to a node that is to have none any
+/// more goes to another one, or is taken back.
+#[must_use]
+pub fn plan(map: &Map, nodes: &Nodes) -> Option<Changes> {
+    if map.cluster.level < LEVEL_OF_MOVES {
+        return None;
+    }
+    let mut changes = Changes::of(map);
+    let mut placement = Placement::of(map, nodes);
+    for partition in map.partitions.values() {
+        let wanted = match partition.wanted.is_empty() {
+            true => left(&mut placement, partition, &mut changes.cluster.next_replica),
+            false => turned(&mut placement, partition, &mut changes.cluster.next_replica),
+        };
+        changes
+            .partitions
+            .extend(wanted.map(|wanted| with(partition, wanted)));
+    }
+    let moves = map
+        .partitions
+        .values()
+        .any(|partition| !partition.wanted.is_empty());
+    if nodes.may_spread && !moves && changes.partitions.is_empty() {
+        spread(&mut placement, &mut changes);
+    }
+    (!changes.partitions.is_empty()).then_some(changes)
+}
+
+fn with(partition: &PartitionRecord, wanted: Vec<MapMember>) -> PartitionRecord {
+    PartitionRecord {
+        wanted,
+        ..partition.clone()
+    }
+}
+
+/// The next id of a replica; none: they are used up.
+fn next_id(next: &mut ReplicaId) -> Option<ReplicaId> {
+    let id = *next;
+    *next = id.checked_add(1)?;
+    Some(id)
+}
+
+/// What a partition is to have where one of its replicas is on a node that is to have none.
+fn left(
+    placement: &mut Placement<'_>,
+    partition: &PartitionRecord,
+    next: &mut ReplicaId,
+) -> Option<Vec<MapMember>> {
+    let leaves = |member: &&MapMember| placement.is_to_be_left(member.node);
+    // What does not answer first: the others are a majority only as long as no other one fails.
+    let is_there = |member: &&MapMember| !placement.nodes.gone.contains(&member.node);
+    let leaving = *partition.members.iter().filter(leaves).min_by_key(is_there)?;
+    replaced(placement, partition, leaving, next)
+}
+
+/// What a partition is to have in place of one of its replicas.
+fn replaced(
+    placement: &mut Placement<'_>,
+    partition: &PartitionRecord,
+    leaving: MapMember,
+    next: &mut ReplicaId,
+) -> Option<Vec<MapMember>> {
+    let others = partition.members.iter().filter(|member| **member != leaving);
+    let mut wanted: Vec<_> = others.copied().collect();
+    let node = placement.node_for(&wanted, &partition.members, placement.only(leaving.node))?;
+    placement.uncount(&leaving);
+    wanted.push(placement.place(node, next_id(next)?));
+    Some(wanted)
+}
+
+/// What a partition that moves is to have where the node that it moves to is to have none any more.
+fn turned(
+    placement: &mut Placement<'_>,
+    partition: &PartitionRecord,
+    next: &mut ReplicaId,
+) -> Option<Vec<MapMember>> {
+    let is_new = |member: &MapMember| !partition.members.contains(member);
+    let is_vain = |member: &MapMember| is_new(member) && placement.is_to_be_left(member.node);
+    if !partition.wanted.iter().any(is_vain) {
+        return None;
+    }
+    let (vain, mut wanted): (Vec<_>, Vec<_>) = partition.wanted.iter().partition(|member| is_vain(member));
+    vain.iter().for_each(|member| placement.uncount(member));
+    let all: Vec<_> = partition.all().collect();
+    for _ in vain {
+        let Some(node) = placement.node_for(&wanted, &all, None) else {
+            // Raft may have taken the new one in: it is brought back to what it had.
+            return Some(partition.members.clone());
+        };
+        wanted.push(placement.place(node, next_id(next)?));
+    }
+    Some(wanted)
+}
+
+/// Moves that make nodes hold as many replicas each, and put replicas of a partition into different zones.
+fn spread(placement: &mut Placement<'_>, changes: &mut Changes) {
+    while changes.partitions.len() < JOINING_MOST {
+        let planned: BTreeSet<_> = changes
+            .partitions
+            .iter()
+            .map(|partition| partition.group)
+            .collect();
+        let gain = |partition: &PartitionRecord, leaving: MapMember| {
+            let others = partition.members.iter().filter(|member| **member != leaving);
+            let others: Vec<_> = others.copied().collect();
+            let to = placement.node_for(&others, &partition.members, None)?;
+            let from = placement.map.nodes.get(&leaving.node)?;
+            let zones = placement
+                .in_zone_of(from, &others)
+                .checked_sub(placement.in_zone_of(to, &others))?;
+            let (more, fewer) = (
+                placement.on_node.get(&leaving.node)?,
+                placement.on_node.get(&to.number)?,
+            );
+            let difference = more.saturating_sub(*fewer);
+            (zones > 0 || difference >= 2).then_some((zones, difference))
+        };
+        let able = placement.map.partitions.values();
+        let moves = able
+            .filter(|partition| !planned.contains(&partition.group))
+            .flat_map(|partition| partition.members.iter().map(move |member| (partition, *member)))
+            .filter_map(|(partition, leaving)| Some((gain(partition, leaving)?, partition, leaving)));
+        // Of equal ones the first.
+        let best = moves.reduce(|best, other| if other.0 > best.0 { other } else { best });
+        let Some((_, partition, leaving)) = best else {
+            return;
+        };
+        let next = &mut changes.cluster.next_replica;
+        let Some(wanted) = replaced(placement, partition, leaving, next) else {
+            return;
+        };
+        changes.partitions.push(with(partition, wanted));
+    }
+}
+
+/// What a partition has is what it was to have: the move is over.
+///
+/// # Errors
+/// There is no such partition, or it is to have others by now.
+pub fn moved(map: &Map, moved: &Moved) -> Result<Option<Changes>, String> {
+    let Some(partition) = map.partitions.get(&moved.group) else {
+        return Err(format!("the map has no partition of group {}", moved.group));
+    };
+    if partition.wanted.is_empty() {
+        // It was said before.
+        return Ok(None);
+    }
+    let wanted: BTreeSet<_> = partition.wanted.iter().map(|member| member.replica).collect();
+    if wanted != moved.replicas {
+        return Err(format!(
+            "group {} is to have the replicas {wanted:?}, and has {:?}",
+            moved.group, moved.replicas
+        ));
+    }
+    let mut changes = Changes::of(map);
+    changes.partitions.push(PartitionRecord {
+        members: partition.wanted.clone(),
+        wanted: Vec::new(),
+        ..partition.clone()
+    });
+    Ok(Some(changes))
+}
+
+/// Has a node serve, drain, or leave the cluster. The node's replicas move later.
+///
+/// # Errors
+/// Why it is refused, and what to do.
+pub fn set_role(map: &Map, number: NodeId, role: NodeRole) -> Result<Option<Changes>, String> {
+    if map.cluster.level < LEVEL_OF_MOVES {
+        return Err(format!(
+            "the cluster has feature level {}, and replicas move from level {LEVEL_OF_MOVES} on",
+            map.cluster.level
+        ));
+    }
+    let Some(node) = map.nodes.get(&number) else {
+        let known: Vec<_> = map.nodes.keys().map(ToString::to_string).collect();
+        return Err(format!(
+            "the cluster has no node {number}; it has nodes {}",
+            known.join(", ")
+        ));
+    };
+    if node.role == role {
+        return Ok(None);
+    }
+    if role != NodeRole::Serves {
+        check_leaving(map, number, role)?;
+    }
+    let mut changes = Changes::of(map);
+    changes.nodes.push(NodeRecord { role, ..node.clone() });
+    Ok(Some(changes))
+}
+
+/// Whether other nodes can take what a node has.
+fn check_leaving(map: &Map, number: NodeId, role: NodeRole) -> Result<(), String> {
+    if let NodeRole::Leaves { to: Some(to) } = role {
+        let target = map.nodes.get(&to).filter(|_| to != number);
+        if target.is_none_or(|node| node.role != NodeRole::Serves) {
+            return Err(format!(
+                "node {number} cannot be replaced by node {to}: that is not another node of the cluster which is to \
+                 have replicas"
+            ));
+        }
+        let both = |partition: &&PartitionRecord| {
+            let on = |node| partition.lasting().iter().any(|member| member.node == node);
+            on(number) && on(to)
+        };
+        let both = map.partitions.values().filter(both).count();
+        if both > 0 {
+            return Err(format!(
+                "node {to} has replicas of {both} partitions already that node {number} has: replace node {number} by a \
+                 node that has none of them, or remove it, and they move to several nodes"
+            ));
+        }
+    }
+    let serving = map.nodes.values().filter(|node| node.role == NodeRole::Serves);
+    let left = serving.filter(|node| node.number != number).count();
+    let needed = map
+        .partitions
+        .values()
+        .map(|partition| partition.members.len())
+        .max();
+    let needed = needed.unwrap_or(1);
+    if left < needed {
+        return Err(format!(
+            "{left} other nodes are to have replicas, and each partition has {needed} on as many nodes: let another node \
+             join first"
+        ));
+    }
+    Ok(())
+}
+
+/// Removes a node from the map, if it is to leave and no replica of a partition is on it.
+#[must_use]
+pub fn leave(map: &Map, number: NodeId) -> Option<Changes> {
+    let node = map.nodes.get(&number)?;
+    let mut partitions = map.partitions.values();
+    let has_any = partitions.any(|partition| partition.member_on(number).is_some());
+    if has_any || !matches!(node.role, NodeRole::Leaves { .. }) {
+        return None;
+    }
+    let mut changes = Changes::of(map);
+    changes.removed.push(number);
+    Some(changes)
+}

@@ -1,0 +1,395 @@
+//! The records of the map, and the rows that they are in.
+//!
+//! Their versions are those of the cluster's feature level: at level 1 version 1 is written, which every node of it
+//! reads; from level 2 on version 2, with what moves of replicas need. Each version is read at each level.
+
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{GroupId, ReplicaId};
+use crate::map::error::MapError;
+use crate::transport::wire::{ClusterId, NodeId};
+
+/// The newest feature level of this version: a cluster is made with it.
+pub const LEVEL: u32 = 2;
+/// From this level on replicas move.
+pub const LEVEL_OF_MOVES: u32 = 2;
+
+/// The newest version of a row's value.
+const VERSION: u8 = 2;
+const CLUSTER: &[u8] = b"cluster";
+const NODE: &[u8] = b"node/";
+const PARTITION: &[u8] = b"partition/";
+
+/// The cluster, and the numbers that are handed out next. None is handed out twice.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterRecord {
+    /// Its id, drawn at random when it was made.
+    pub id: ClusterId,
+    /// Grows by one with each change of the map.
+    pub epoch: u64,
+    /// The feature level that all nodes speak.
+    pub level: u32,
+    /// So many replicas each partition is to have.
+    pub replicas: u8,
+    /// So many partitions there are to be.
+    pub partitions: u16,
+    /// So many replicas of group 0 are to vote, at most.
+    pub voters: u8,
+    /// The number of the next node.
+    pub next_node: NodeId,
+    /// The id of the next replica, of any group.
+    pub next_replica: ReplicaId,
+    /// The number of the next group.
+    pub next_group: GroupId,
+}
+
+/// A node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    /// Its number.
+    pub number: NodeId,
+    /// What it asked to join by.
+    pub token: [u8; 16],
+    /// Where other nodes reach it.
+    pub peer: SocketAddr,
+    /// Where clients reach it.
+    pub client: SocketAddr,
+    /// The identities of its disks, in their order. At least one.
+    pub disks: Vec<[u8; 16]>,
+    /// Its replica of group 0, on its first disk.
+    pub replica: ReplicaId,
+    /// Whether replicas are to be on it.
+    pub role: NodeRole,
+    /// Nodes of one zone may fail together; empty: of none.
+    pub zone: String,
+}
+
+/// Whether a node is to have replicas.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NodeRole {
+    /// It is.
+    #[default]
+    Serves,
+    /// Its replicas move to other nodes. It stays in the cluster.
+    Drains,
+    /// Its replicas move to other nodes, or to one. Then it is removed from the cluster.
+    Leaves {
+        /// The only node that they move to; none: to any.
+        to: Option<NodeId>,
+    },
+}
+
+/// A partition.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartitionRecord {
+    /// Its group.
+    pub group: GroupId,
+    /// Its first slot.
+    pub first: u16,
+    /// Its last slot.
+    pub last: u16,
+    /// The replica that begins the group, of those that it was placed with. No other one ever does.
+    pub begins: ReplicaId,
+    /// Its replicas.
+    pub members: Vec<MapMember>,
+    /// The replicas that it is to have instead, while that is under way; empty: it is not. When raft
+    /// has brought the group to them, they are its members.
+    pub wanted: Vec<MapMember>,
+}
+
+/// A replica of a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MapMember {
+    /// Its id.
+    pub replica: ReplicaId,
+    /// Its node.
+    pub node: NodeId,
+    /// The disk of the node, counted from 0.
+    pub disk: u32,
+}
+
+impl PartitionRecord {
+    /// Its slots.
+    #[must_use]
+    pub fn slots(&self) -> RangeInclusive<u16> {
+        self.first..=self.last
+    }
+
+    /// The replicas that it has in the end.
+    #[must_use]
+    pub fn lasting(&self) -> &[MapMember] {
+        if self.wanted.is_empty() {
+            &self.members
+        } else {
+            &self.wanted
+        }
+    }
+
+    /// Its replicas, and those that it is to have.
+    pub fn all(&self) -> impl Iterator<Item = MapMember> + Clone + '_ {
+        let new = self.wanted.iter().filter(|member| !self.members.contains(member));
+        self.members.iter().chain(new).copied()
+    }
+
+    /// Its replica on a node, or the one that is to be there.
+    #[must_use]
+    pub fn member_on(&self, node: NodeId) -> Option<MapMember> {
+        self.all().find(|member| member.node == node)
+    }
+
+    /// The node of one of its replicas.
+    #[must_use]
+    pub fn node_of(&self, replica: ReplicaId) -> Option<NodeId> {
+        let member = self.all().find(|member| member.replica == replica)?;
+        Some(member.node)
+    }
+}
+
+/// The key of the cluster's row.
+pub(super) fn cluster_key() -> Vec<u8> {
+    CLUSTER.to_vec()
+}
+
+/// The key of a node's row.
+pub(super) fn node_key(number: NodeId) -> Vec<u8> {
+    [NODE, &number.to_be_bytes()].concat()
+}
+
+/// The key of a partition's row.
+pub(super) fn partition_key(group: GroupId) -> Vec<u8> {
+    [PARTITION, &group.to_be_bytes()].concat()
+}
+
+/// A record, and what of it version 1 has.
+pub(super) trait Record: Serialize + DeserializeOwned + Clone {
+    type One: Serialize + DeserializeOwned + From<Self> + Into<Self>;
+}
+
+impl Record for ClusterRecord {
+    type One = Self;
+}
+
+/// [`NodeRecord`], version 1.
+#[derive(Serialize, Deserialize)]
+pub(super) struct NodeOne {
+    number: NodeId,
+    token: [u8; 16],
+    peer: SocketAddr,
+    client: SocketAddr,
+    disks: Vec<[u8; 16]>,
+    replica: ReplicaId,
+}
+
+impl Record for NodeRecord {
+    type One = NodeOne;
+}
+
+impl From<NodeRecord> for NodeOne {
+    fn from(node: NodeRecord) -> Self {
+        let NodeRecord {
+            number,
+            token,
+            peer,
+            client,
+            disks,
+            replica,
+            ..
+        } = node;
+        Self {
+            number,
+            token,
+            peer,
+            client,
+            disks,
+            replica,
+        }
+    }
+}
+
+impl From<NodeOne> for NodeRecord {
+    fn from(node: NodeOne) -> Self {
+        let NodeOne {
+            number,
+            token,
+            peer,
+            client,
+            disks,
+            replica,
+        } = node;
+        Self {
+            number,
+            token,
+            peer,
+            client,
+            disks,
+            replica,
+            role: NodeRole::Serves,
+            zone: String::new(),
+        }
+    }
+}
+
+/// [`PartitionRecord`], version 1.
+#[derive(Serialize, Deserialize)]
+pub(super) struct PartitionOne {
+    group: GroupId,
+    first: u16,
+    last: u16,
+    members: Vec<MapMember>,
+}
+
+impl Record for PartitionRecord {
+    type One = PartitionOne;
+}
+
+impl From<PartitionRecord> for PartitionOne {
+    fn from(partition: PartitionRecord) -> Self {
+        let PartitionRecord {
+            group,
+            first,
+            last,
+            members,
+            ..
+        } = partition;
+        Self {
+            group,
+            first,
+            last,
+            members,
+        }
+    }
+}
+
+impl From<PartitionOne> for PartitionRecord {
+    /// None of its replicas has moved.
+    fn from(partition: PartitionOne) -> Self {
+        let PartitionOne {
+            group,
+            first,
+            last,
+            members,
+        } = partition;
+        let begins = members.iter().map(|member| member.replica).min();
+        Self {
+            group,
+            first,
+            last,
+            begins: begins.unwrap_or_default(),
+            members,
+            wanted: Vec::new(),
+        }
+    }
+}
+
+/// The value of a row, at a feature level.
+pub(super) fn encode<T: Record>(row: &str, record: &T, level: u32) -> Result<Vec<u8>, MapError> {
+    let value = match level < LEVEL_OF_MOVES {
+        true => postcard::to_extend(&T::One::from(record.clone()), vec![1]),
+        false => postcard::to_extend(record, vec![VERSION]),
+    };
+    value.map_err(|error| MapError::Row {
+        row: row.to_owned(),
+        problem: error.to_string(),
+    })
+}
+
+/// What a row's value says. Each byte of it is accounted for.
+pub(super) fn decode<T: Record>(row: &str, value: &[u8]) -> Result<T, MapError> {
+    let wrong = |problem: String| MapError::Row {
+        row: row.to_owned(),
+        problem,
+    };
+    let (version, bytes) = match value.split_first() {
+        Some((version @ 1..=VERSION, bytes)) => (*version, bytes),
+        other => {
+            return Err(MapError::Version {
+                row: row.to_owned(),
+                most: VERSION,
+                found: other.map_or("nothing".to_owned(), |(found, _)| found.to_string()),
+            });
+        }
+    };
+    let read = match version {
+        1 => postcard::take_from_bytes::<T::One>(bytes).map(|(record, left)| (record.into(), left)),
+        _ => postcard::take_from_bytes(bytes),
+    };
+    match read {
+        Ok((record, [])) => Ok(record),
+        Ok((_, more)) => Err(wrong(format!(
+            "expected its end, found {} bytes more",
+            more.len()
+        ))),
+        Err(error) => Err(wrong(format!(
+            "{} bytes that cannot be read: {error}",
+            bytes.len()
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+
+    use super::*;
+    use crate::fixtures::fixture;
+
+    /// Each version is written at its level.
+    fn check<T: Debug + PartialEq + Record>(name: &str, key: (&[u8], &[u8]), record: &T, version: u8) {
+        assert_eq!(key.0, key.1);
+        let written = encode(name, record, u32::from(version)).unwrap();
+        let bytes = fixture(&format!("records-v{version}/{name}.bin"), &written);
+        assert_eq!(bytes.first(), Some(&version));
+        assert_eq!(&decode::<T>(name, &bytes).unwrap(), record);
+    }
+
+    #[test]
+    fn records_of_each_version_say_what_was_written() {
+        for version in 1..=VERSION {
+            let is_first = version == 1;
+            let cluster = ClusterRecord {
+                id: *b"cluster of tests",
+                epoch: 1 << 40,
+                level: 2,
+                replicas: 3,
+                partitions: 400,
+                voters: 5,
+                next_node: 600,
+                next_replica: 700_000,
+                next_group: 8,
+            };
+            check("cluster", (&cluster_key(), b"cluster"), &cluster, version);
+            let node = NodeRecord {
+                number: 9,
+                token: *b"a token of tests",
+                peer: "192.0.2.1:7001".parse().unwrap(),
+                client: "[2001:db8::2]:6379".parse().unwrap(),
+                disks: vec![*b"the first disk..", *b"the second disk."],
+                replica: 1000,
+                role: match is_first {
+                    true => NodeRole::Serves,
+                    false => NodeRole::Leaves { to: Some(500) },
+                },
+                zone: if is_first { "" } else { "a zone" }.to_owned(),
+            };
+            check("node", (&node_key(9), b"node/\0\0\0\0\0\0\0\x09"), &node, version);
+            let member = |replica, node, disk| MapMember { replica, node, disk };
+            let partition = PartitionRecord {
+                group: 11,
+                first: 12,
+                last: 16_383,
+                begins: if is_first { 13 } else { 7 },
+                members: vec![member(13, 14, 0), member(1500, 16, 1)],
+                wanted: match is_first {
+                    true => Vec::new(),
+                    false => vec![member(13, 14, 0), member(2000, 17, 2)],
+                },
+            };
+            let key = b"partition/\0\0\0\0\0\0\0\x0b";
+            check("partition", (&partition_key(11), key), &partition, version);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Requests to change the map: answered by the leader of group 0, and sent to it by the other nodes.
+
+use crate::map::{self, MAP_GROUP, Map, Moved, NodeRole};
+use crate::node::changing::change;
+use crate::node::shared::ClusterInner;
+use crate::proposals::Answer;
+use crate::raft::Replica;
+use crate::transport::Call;
+use crate::transport::wire::{MapRequest, Request, Response};
+
+/// Has the leader of group 0 change the map, on this node or on another one. What was asked for is in the map when
+/// this returns, or not: then the error says why, and it may be asked for again.
+pub(super) async fn ask(inner: &ClusterInner, request: MapRequest) -> Result<(), String> {
+    let replica = inner.map_replica().ok_or("this node has no map yet: ask again")?;
+    let state = replica.state().map_err(|error| error.to_string())?;
+    if state.leads {
+        return answer(inner, request).await;
+    }
+    let none = "no leader of the map is known at this node: ask again, or another node";
+    let leader = state.leader.ok_or(none)?;
+    let map = inner.map().ok_or("this node has no map yet: ask again")?;
+    let node = map.node_of_replica(leader).ok_or(none)?.number;
+    let call = Call {
+        node,
+        group: MAP_GROUP,
+        from: replica.id(),
+        to: leader,
+        request: Request::ChangeMap(request),
+        within: inner.options.times.command,
+    };
+    match inner.peers().call(call).await {
+        Ok(Response::MapChanged) => Ok(()),
+        Ok(Response::Refusal(crate::transport::wire::Refusal::Failed(problem))) => Err(problem),
+        Ok(Response::Refusal(refusal)) => Err(refusal.to_string()),
+        Ok(other) => Err(format!("expected an answer to that, found {}", other.kind())),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Changes the map, on the node of the leader of group 0.
+pub(super) async fn answer(inner: &ClusterInner, request: MapRequest) -> Result<(), String> {
+    let replica = inner.map_replica().filter(|replica| leads(replica));
+    let Some(replica) = replica else {
+        return Err("this node does not lead the map's group any more: ask again".to_owned());
+    };
+    let rule = move |map: Option<&Map>| match map {
+        Some(map) => Ok(((), changes(map, &request)?)),
+        None => Err("the cluster has no map yet: ask again".to_owned()),
+    };
+    match change(&replica, rule).await {
+        Ok(Answer::Reply(changed)) => changed,
+        Ok(Answer::TryAgain) => {
+            Err("the map was not changed, as another replica leads its group: ask again".to_owned())
+        }
+        Ok(Answer::Unknown) => Err("it is not known whether the map was changed: ask again".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn leads(replica: &Replica) -> bool {
+    replica.state().is_ok_and(|state| state.leads)
+}
+
+fn changes(map: &Map, request: &MapRequest) -> Result<Option<map::Changes>, String> {
+    let (node, role) = match request {
+        MapRequest::Moved { group, replicas } => {
+            let moved = Moved {
+                group: *group,
+                replicas: replicas.iter().copied().collect(),
+            };
+            return map::moved(map, &moved);
+        }
+        MapRequest::Serve(node) => (node, NodeRole::Serves),
+        MapRequest::Drain(node) => (node, NodeRole::Drains),
+        MapRequest::Remove(node) => (node, NodeRole::Leaves { to: None }),
+        MapRequest::Replace { node, by } => (node, NodeRole::Leaves { to: Some(*by) }),
+    };
+    map::set_role(map, *node, role)
+}

@@ -1,0 +1,238 @@
+//! Replicas that move between nodes, of clusters that serve meanwhile.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use collie_cluster::Begin;
+use collie_cluster::testing::map::{Map, NodeRole};
+use collie_server::cluster::{NodeRequest, Partition, Route, Settled};
+
+use super::sites::{Site, bootstrap, settled, sites, until};
+
+const PARTITIONS: u16 = 4;
+/// A slot of each partition.
+const SLOTS: [u16; PARTITIONS as usize] = [5, 5000, 9000, 16_000];
+
+/// Nodes of which a dead one is replaced soon. The last ones come when the partitions are placed.
+fn cluster(first: usize, then: usize, replicas: u8) -> Vec<Site> {
+    let sites = sites(first + then);
+    for (at, site) in sites.iter().enumerate() {
+        if at == first {
+            settled(&sites[..first], first, PARTITIONS);
+        }
+        let begin = match at {
+            0 => bootstrap(replicas, PARTITIONS),
+            _ => Begin::Join(vec![sites[0].peer]),
+        };
+        start(site, begin);
+    }
+    settled(&sites, first + then, PARTITIONS);
+    sites
+}
+
+fn start(site: &Site, begin: Begin) {
+    let mut options = site.options();
+    options.replace_after = Duration::from_millis(700);
+    site.try_start(options, begin).unwrap();
+}
+
+fn led_here(site: &Site, slot: u16) -> Option<Arc<dyn Partition>> {
+    match site.with(|node, _| node.cluster().route(slot)) {
+        Route::Here(partition) => Some(partition),
+        _ => None,
+    }
+}
+
+/// Sets a row in each partition.
+fn write(sites: &[Site], row: &str) {
+    for slot in SLOTS {
+        until(sites, "a write", || {
+            let mut alive = sites.iter().filter(|site| site.is_alive());
+            let (site, partition) = alive.find_map(|site| Some((site, led_here(site, slot)?)))?;
+            site.with(|_, runtime| {
+                let _inside = runtime.enter();
+                let command = partition.begin(slot, &[row.as_bytes()], Duration::ZERO).ok()?;
+                let changes = vec![(row.as_bytes().to_vec(), Some(row.as_bytes().into()))];
+                let settling = command.finish(changes, 1).ok()?;
+                (runtime.block_on(settling) == Settled::Holds).then_some(())
+            })
+        });
+    }
+}
+
+/// Each partition has these rows, where it is led.
+fn assert_has(sites: &[Site], rows: &[&str]) {
+    for slot in SLOTS {
+        until(sites, "a read", || {
+            let mut alive = sites.iter().filter(|site| site.is_alive());
+            let (site, partition) = alive.find_map(|site| Some((site, led_here(site, slot)?)))?;
+            site.with(|_, runtime| {
+                let leadership = partition.leadership()?;
+                let applied = partition.applied().ok()?;
+                let read: Vec<_> = rows
+                    .iter()
+                    .map(|row| applied.get(slot, row.as_bytes()).unwrap().is_some())
+                    .collect();
+                let confirmed = runtime.block_on(partition.confirm(leadership, None));
+                (confirmed == Settled::Holds)
+                    .then(|| assert!(read.iter().all(|has| *has), "{slot}: {read:?}"))
+            })
+        });
+    }
+}
+
+fn ask(site: &Site, request: NodeRequest) -> Result<(), String> {
+    site.with(|node, runtime| runtime.block_on(node.cluster().change_node(request)))
+}
+
+/// The nodes of each partition, once no replica moves.
+fn placed(sites: &[Site], what: &str, is_right: impl Fn(&Map) -> bool) -> Arc<Map> {
+    until(sites, what, || {
+        let mut alive = sites.iter().filter(|site| site.is_alive());
+        let map = alive.next()?.map()?;
+        let moves = map
+            .partitions
+            .values()
+            .any(|partition| !partition.wanted.is_empty());
+        (!moves && is_right(&map)).then_some(map)
+    })
+}
+
+fn has_replicas(map: &Map, node: u64) -> bool {
+    let mut partitions = map.partitions.values();
+    partitions.any(|partition| partition.all().any(|member| member.node == node))
+}
+
+/// A node has no replica but that of the map, and no tables.
+fn assert_empty(site: &Site) {
+    until(
+        std::slice::from_ref(site),
+        "removal of what has moved away",
+        || {
+            let left = site.with(|node, _| node.node().replicas().len());
+            let tables = std::fs::read_dir(site.disk().join("replicas")).unwrap().count();
+            (left == 1 && tables == 1).then_some(())
+        },
+    );
+}
+
+#[test]
+fn replicas_of_a_drained_node_move_and_lose_nothing() {
+    let sites = cluster(3, 1, 3);
+    write(&sites, "before");
+    ask(&sites[1], NodeRequest::Drain(1)).unwrap();
+    write(&sites, "meanwhile");
+    let map = placed(&sites, "moves", |map| !has_replicas(map, 1));
+    write(&sites, "after");
+    assert_has(&sites, &["before", "meanwhile", "after"]);
+    assert_empty(&sites[0]);
+    assert_eq!(map.nodes[&1].role, NodeRole::Drains);
+    assert_eq!(map.nodes.len(), 4);
+    // A stop before its tables were removed: they are when it starts.
+    sites[0].close();
+    let gone = map.cluster.next_replica - 1;
+    let gone = (1..gone).find(|id| !map.partitions.values().any(|one| one.node_of(*id).is_some()) && *id > 4);
+    let left = sites[0].disk().join("replicas").join(gone.unwrap().to_string());
+    std::fs::create_dir(&left).unwrap();
+    std::fs::write(left.join("file"), "of tables").unwrap();
+    start(&sites[0], Begin::Start);
+    assert!(!left.exists());
+    // They stay where they are when it serves again, and it can be given others.
+    until(&sites, "acceptance", || {
+        ask(&sites[0], NodeRequest::Serve(1)).ok()
+    });
+    ask(&sites[0], NodeRequest::Drain(2)).unwrap();
+    placed(&sites, "moves back", |map| {
+        !has_replicas(map, 2) && has_replicas(map, 1)
+    });
+    assert_has(&sites, &["before", "meanwhile", "after"]);
+    assert_empty(&sites[1]);
+}
+
+#[test]
+fn what_a_dead_node_had_is_replaced_and_goes_when_it_is_back() {
+    let sites = cluster(3, 1, 3);
+    write(&sites, "before");
+    sites[2].kill();
+    placed(&sites, "replacement", |map| !has_replicas(map, 3));
+    write(&sites, "after");
+    // Now another one may fail.
+    sites[1].kill();
+    write(&sites, "with two of four");
+    assert_has(&sites, &["before", "after", "with two of four"]);
+    start(&sites[2], Begin::Start);
+    assert_empty(&sites[2]);
+}
+
+#[test]
+fn a_dead_node_is_removed_and_its_vote_goes_to_another() {
+    let sites = cluster(3, 1, 3);
+    write(&sites, "before");
+    sites[0].kill();
+    until(&sites, "acceptance", || {
+        ask(&sites[1], NodeRequest::Remove(1)).ok()
+    });
+    let map = placed(&sites, "removal", |map| !map.nodes.contains_key(&1));
+    assert!(!has_replicas(&map, 1));
+    until(&sites, "votes of the others", || {
+        let status = sites[1].status();
+        let voters = status.nodes.iter().filter(|node| node.votes);
+        let voters: BTreeSet<_> = voters.map(|node| node.number).collect();
+        (voters == BTreeSet::from([2, 3, 4])).then_some(())
+    });
+    assert_has(&sites, &["before"]);
+    start(&sites[0], Begin::Start);
+    until(&sites[..1], "a word of it", || {
+        let problems = sites[0].status().problems;
+        problems
+            .iter()
+            .any(|(_, text)| text.contains("was removed"))
+            .then_some(())
+    });
+}
+
+#[test]
+fn a_node_is_replaced_by_another_one_and_leaves() {
+    let sites = cluster(3, 2, 3);
+    write(&sites, "before");
+    // It leads all, the map too, and goes all the same.
+    ask(&sites[0], NodeRequest::Replace { node: 1, by: 5 }).unwrap();
+    let map = placed(&sites[1..], "replacement", |map| !map.nodes.contains_key(&1));
+    assert!(map.partitions.values().all(|partition| {
+        let nodes: BTreeSet<_> = partition.members.iter().map(|member| member.node).collect();
+        nodes == BTreeSet::from([2, 3, 5])
+    }));
+    write(&sites[1..], "after");
+    assert_has(&sites[1..], &["before", "after"]);
+}
+
+#[test]
+fn the_only_replica_of_a_partition_moves() {
+    let sites = cluster(1, 1, 1);
+    write(&sites, "before");
+    ask(&sites[1], NodeRequest::Drain(1)).unwrap();
+    placed(&sites, "moves", |map| !has_replicas(map, 1));
+    write(&sites, "after");
+    assert_has(&sites, &["before", "after"]);
+    assert_empty(&sites[0]);
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_says_what_to_do() {
+    let sites = cluster(3, 1, 3);
+    let refused = |request, part: &str| {
+        let said = ask(&sites[1], request).unwrap_err();
+        assert!(said.contains(part), "{said}");
+    };
+    refused(NodeRequest::Drain(9), "has no node 9; it has nodes 1, 2, 3, 4");
+    refused(NodeRequest::Replace { node: 1, by: 1 }, "not another node");
+    refused(NodeRequest::Replace { node: 1, by: 2 }, "already that node 1 has");
+    ask(&sites[1], NodeRequest::Drain(4)).unwrap();
+    refused(NodeRequest::Drain(1), "let another node join first");
+    refused(NodeRequest::Replace { node: 1, by: 4 }, "not another node");
+    // Asked for again, nothing changes.
+    let epoch = sites[1].map().unwrap().cluster.epoch;
+    ask(&sites[1], NodeRequest::Drain(4)).unwrap();
+    assert_eq!(sites[1].map().unwrap().cluster.epoch, epoch);
+}

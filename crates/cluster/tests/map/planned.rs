@@ -1,0 +1,370 @@
+//! Which replicas move where, by the rules alone: without nodes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use collie_cluster::testing::map::{
+    Changes, Map, MapError, Moved, NodeRole, Nodes, PartitionRecord, leave, moved, plan, set_role, voters,
+};
+use proptest::prelude::*;
+
+use super::rules::{founded, founding, joined, placed};
+
+/// Partitions on the first nodes, of so many.
+fn map(replicas: u8, partitions: u16, first: u8, nodes: u8) -> Map {
+    let mut map = joined(founded(&founding(replicas, partitions, 3)).0, 2..=first);
+    map = placed(map);
+    joined(map, first + 1..=nodes)
+}
+
+fn nodes(map: &Map, gone: &[u64], may_spread: bool) -> Nodes {
+    let ready = map.nodes.keys().copied().filter(|node| !gone.contains(node));
+    Nodes {
+        ready: ready.collect(),
+        gone: gone.iter().copied().collect(),
+        may_spread,
+    }
+}
+
+fn given(map: Map, node: u64, role: NodeRole) -> Map {
+    let changes = set_role(&map, node, role).unwrap().unwrap();
+    map.with(changes)
+}
+
+fn end(map: Map, group: u64) -> Map {
+    let wanted = map.partitions[&group].wanted.iter();
+    let replicas = wanted.map(|member| member.replica).collect();
+    let changes = moved(&map, &Moved { group, replicas }).unwrap().unwrap();
+    map.with(changes)
+}
+
+fn moving(map: &Map) -> Vec<u64> {
+    let moving = map
+        .partitions
+        .values()
+        .filter(|partition| !partition.wanted.is_empty());
+    moving.map(|partition| partition.group).collect()
+}
+
+/// Lets all moves end that begin, one after the other.
+fn settle(mut map: Map, nodes: &Nodes) -> Map {
+    for _ in 0..10_000 {
+        if let Some(changes) = plan(&map, nodes) {
+            map = map.with(changes);
+        }
+        match moving(&map).first() {
+            Some(group) => map = end(map, *group),
+            None => return map,
+        }
+    }
+    panic!("moves never end: {map:#?}")
+}
+
+fn on_node(map: &Map) -> BTreeMap<u64, usize> {
+    let mut counts: BTreeMap<_, _> = map.nodes.keys().map(|node| (*node, 0)).collect();
+    for member in map.partitions.values().flat_map(|partition| &partition.members) {
+        *counts.get_mut(&member.node).unwrap() += 1;
+    }
+    counts
+}
+
+#[test]
+fn replicas_of_a_node_that_drains_join_others_two_at_a_time() {
+    let before = map(3, 8, 3, 4);
+    let now = nodes(&before, &[], false);
+    assert_eq!(plan(&before, &now), None);
+    let draining = given(before.clone(), 2, NodeRole::Drains);
+    let first = draining.clone().with(plan(&draining, &now).unwrap());
+    assert_eq!(moving(&first), [1, 2], "two at a time join node 4");
+    let partition = &first.partitions[&1];
+    assert_eq!(partition.members, before.partitions[&1].members);
+    let joining = partition.wanted.iter().find(|member| member.node == 4).unwrap();
+    assert_eq!(joining.replica, before.cluster.next_replica, "under a new id");
+    assert_eq!(plan(&first, &now), None, "until one has joined");
+    let after = settle(first, &now);
+    assert_eq!(on_node(&after), BTreeMap::from([(1, 8), (2, 0), (3, 8), (4, 8)]));
+    // Begun is a group by a replica of its first ones alone, also when that has left.
+    for (group, partition) in &after.partitions {
+        assert_eq!(partition.begins, before.partitions[group].begins);
+    }
+}
+
+#[test]
+fn replicas_of_a_node_that_is_gone_move_where_others_are() {
+    let three = map(3, 4, 3, 3);
+    assert_eq!(plan(&three, &nodes(&three, &[3], true)), None);
+    let four = map(3, 4, 3, 4);
+    let gone = nodes(&four, &[3], true);
+    let after = settle(four, &gone);
+    assert_eq!(on_node(&after), BTreeMap::from([(1, 4), (2, 4), (3, 0), (4, 4)]));
+}
+
+#[test]
+fn a_move_to_a_gone_node_goes_to_another_or_is_taken_back() {
+    let five = map(3, 2, 3, 5);
+    let draining = given(five, 1, NodeRole::Drains);
+    let begun = draining
+        .clone()
+        .with(plan(&draining, &nodes(&draining, &[], false)).unwrap());
+    let to: BTreeSet<u64> = begun.partitions[&1]
+        .wanted
+        .iter()
+        .map(|member| member.node)
+        .collect();
+    assert!(to.contains(&4), "{to:?}");
+    let turned = begun
+        .clone()
+        .with(plan(&begun, &nodes(&begun, &[4], false)).unwrap());
+    let partition = &turned.partitions[&1];
+    let to: BTreeSet<u64> = partition.wanted.iter().map(|member| member.node).collect();
+    assert_eq!(to, BTreeSet::from([2, 3, 5]));
+    let ids = |map: &Map| {
+        map.partitions[&1]
+            .wanted
+            .iter()
+            .map(|member| member.replica)
+            .max()
+    };
+    assert!(ids(&turned) > ids(&begun), "never under an id that was given out");
+    // None is left.
+    let back = begun
+        .clone()
+        .with(plan(&begun, &nodes(&begun, &[4, 5], false)).unwrap());
+    let partition = &back.partitions[&1];
+    assert_eq!(partition.wanted, partition.members);
+    assert_eq!(moving(&end(back, 1)), [2], "raft is brought back first");
+}
+
+#[test]
+fn a_replica_has_moved_away_by_no_map_that_is_older() {
+    let before = map(3, 1, 3, 4);
+    let now = nodes(&before, &[], false);
+    let draining = given(before.clone(), 1, NodeRole::Drains);
+    let begun = draining.clone().with(plan(&draining, &now).unwrap());
+    let done = end(begun.clone(), 1);
+    let old = before.partitions[&1].member_on(1).unwrap().replica;
+    let new = begun.partitions[&1].member_on(4).unwrap().replica;
+    let away = |map: &Map| [(old, 1), (new, 4)].map(|(id, node)| map.has_moved_away((1, id), node));
+    assert_eq!(
+        away(&draining),
+        [false, false],
+        "as after a restart: it knows nothing of the new one"
+    );
+    assert_eq!(away(&begun), [false, false]);
+    assert_eq!(away(&done), [true, false]);
+    assert!(!done.has_moved_away((0, 1), 1), "each node has one of the map");
+}
+
+#[test]
+fn replicas_spread_over_the_nodes_where_nothing_else_moves() {
+    let five = map(3, 10, 3, 5);
+    assert_eq!(plan(&five, &nodes(&five, &[], false)), None);
+    let after = settle(five.clone(), &nodes(&five, &[], true));
+    assert_eq!(
+        on_node(&after),
+        BTreeMap::from([(1, 6), (2, 6), (3, 6), (4, 6), (5, 6)])
+    );
+}
+
+#[test]
+fn replicas_of_a_partition_go_to_different_zones() {
+    let mut four = map(2, 6, 2, 4);
+    for (number, node) in &mut four.nodes {
+        node.zone = if *number < 3 { "west" } else { "east" }.to_owned();
+    }
+    let after = settle(four.clone(), &nodes(&four, &[], true));
+    for partition in after.partitions.values() {
+        let zones = partition
+            .members
+            .iter()
+            .map(|member| &after.nodes[&member.node].zone);
+        assert_eq!(zones.collect::<BTreeSet<_>>().len(), 2, "{partition:?}");
+    }
+    let counts = on_node(&after);
+    assert!(counts.values().all(|count| *count == 3), "{counts:?}");
+}
+
+#[test]
+fn a_node_leaves_the_map_only_when_it_has_nothing() {
+    let four = map(3, 2, 3, 4);
+    assert_eq!(leave(&four, 4), None, "it is not to leave");
+    let leaving = given(four, 3, NodeRole::Leaves { to: Some(4) });
+    assert_eq!(leave(&leaving, 3), None, "it has replicas");
+    let after = settle(leaving.clone(), &nodes(&leaving, &[], false));
+    let after = after.clone().with(leave(&after, 3).unwrap());
+    assert_eq!(after.nodes.keys().copied().collect::<Vec<_>>(), [1, 2, 4]);
+}
+
+#[test]
+fn a_move_is_over_only_with_the_replicas_that_are_wanted() {
+    let four = map(3, 1, 3, 4);
+    let draining = given(four, 1, NodeRole::Drains);
+    let begun = draining
+        .clone()
+        .with(plan(&draining, &nodes(&draining, &[], false)).unwrap());
+    let said = |replicas: &[u64]| {
+        let replicas = replicas.iter().copied().collect();
+        moved(&begun, &Moved { group: 1, replicas })
+    };
+    let members: Vec<_> = begun.partitions[&1]
+        .members
+        .iter()
+        .map(|member| member.replica)
+        .collect();
+    let refused = said(&members).unwrap_err();
+    assert!(refused.contains("is to have the replicas"), "{refused}");
+    let wanted: Vec<_> = begun.partitions[&1]
+        .wanted
+        .iter()
+        .map(|member| member.replica)
+        .collect();
+    let done = begun.clone().with(said(&wanted).unwrap().unwrap());
+    assert!(done.partitions[&1].wanted.is_empty());
+    let replicas = wanted.into_iter().collect();
+    assert_eq!(
+        moved(&done, &Moved { group: 1, replicas }),
+        Ok(None),
+        "said again"
+    );
+}
+
+#[test]
+fn nothing_moves_at_the_feature_level_of_earlier_versions() {
+    let mut four = map(3, 2, 3, 4);
+    four.cluster.level = 1;
+    assert_eq!(plan(&four, &nodes(&four, &[3], true)), None);
+    let refused = set_role(&four, 3, NodeRole::Drains).unwrap_err();
+    assert!(refused.contains("feature level 1"), "{refused}");
+    let rows = Map::rows(&Changes::of(&four)).unwrap();
+    assert!(rows.iter().all(|(_, value)| value.as_ref().unwrap()[0] == 1));
+}
+
+#[test]
+fn votes_of_nodes_that_leave_or_are_gone_go_to_others() {
+    let five = map(3, 2, 3, 5);
+    let set = |nodes: &[u64]| {
+        let replica = |node: &u64| five.nodes[node].replica;
+        nodes.iter().map(replica).collect::<BTreeSet<_>>()
+    };
+    let now = set(&[1, 2, 3]);
+    assert_eq!(
+        voters(&five, &now, &nodes(&five, &[2], false)),
+        Some(set(&[1, 3, 4]))
+    );
+    assert_eq!(
+        voters(&five, &now, &nodes(&five, &[2, 4, 5], false)),
+        None,
+        "none can take it"
+    );
+    let leaving = given(five.clone(), 1, NodeRole::Leaves { to: None });
+    assert_eq!(
+        voters(&leaving, &now, &nodes(&five, &[], false)),
+        Some(set(&[2, 3, 4]))
+    );
+    // It gives its vote up where no other node is ready, too: two votes are left.
+    assert_eq!(
+        voters(&leaving, &now, &nodes(&five, &[4, 5], false)),
+        Some(set(&[2, 3]))
+    );
+    let draining = given(five.clone(), 1, NodeRole::Drains);
+    assert_eq!(
+        voters(&draining, &now, &nodes(&five, &[], false)),
+        None,
+        "it stays"
+    );
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Join,
+    Role(u64, u8),
+    Plan(BTreeSet<u64>, bool),
+    End(usize),
+    Leave(u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        1 => Just(Step::Join),
+        2 => (1..9_u64, 0..4_u8).prop_map(|(node, role)| Step::Role(node, role)),
+        6 => (proptest::collection::btree_set(1..9_u64, 0..3), any::<bool>())
+            .prop_map(|(gone, may_spread)| Step::Plan(gone, may_spread)),
+        6 => (0..8_usize).prop_map(Step::End),
+        1 => (1..9_u64).prop_map(Step::Leave),
+    ];
+    proptest::collection::vec(step, 0..80)
+}
+
+proptest! {
+    /// Whatever happens, a partition changes one replica at a time, and all moves end once nothing
+    /// happens any more.
+    #[test]
+    fn moves_change_one_replica_of_a_partition_at_a_time_and_end(
+        replicas in 1..4_u8,
+        steps in steps(),
+    ) {
+        let mut map = map(replicas, 6, replicas, replicas);
+        let mut token = replicas;
+        let mut given: BTreeSet<u64> = BTreeSet::new();
+        for step in steps {
+            let changes = match step {
+                Step::Join if token < 8 => {
+                    token += 1;
+                    map = joined(map, token..=token);
+                    None
+                }
+                Step::Join => None,
+                Step::Role(node, role) => {
+                    let role = match role {
+                        0 => NodeRole::Drains,
+                        1 => NodeRole::Leaves { to: None },
+                        _ => NodeRole::Serves,
+                    };
+                    set_role(&map, node, role).unwrap_or(None)
+                }
+                Step::Plan(gone, may_spread) => {
+                    let gone: Vec<_> = gone.into_iter().collect();
+                    plan(&map, &nodes(&map, &gone, may_spread))
+                }
+                Step::End(at) => {
+                    if let Some(group) = moving(&map).get(at) {
+                        map = end(map, *group);
+                    }
+                    None
+                }
+                Step::Leave(node) => leave(&map, node),
+            };
+            if let Some(changes) = changes {
+                for PartitionRecord { group, members, wanted, .. } in &changes.partitions {
+                    let before = &map.partitions[group];
+                    prop_assert_eq!(members, &before.members);
+                    let stay = wanted.iter().filter(|member| members.contains(member)).count();
+                    prop_assert!(stay + 1 >= members.len(), "{:?} for {:?}", wanted, members);
+                    prop_assert_eq!(wanted.len(), members.len());
+                    for member in wanted.iter().filter(|member| !before.all().any(|old| old == **member)) {
+                        prop_assert!(given.insert(member.replica), "each id once");
+                    }
+                }
+                map = map.with(changes);
+            }
+            // As it is read: what is wrong with it would stop all nodes from following it.
+            let rows: BTreeMap<_, _> = whole(&map);
+            let read = Map::read(|key| Ok::<_, MapError>(rows.get(&key).cloned())).unwrap();
+            prop_assert_eq!(read.as_ref(), Some(&map));
+        }
+        let all = nodes(&map, &[], true);
+        let after = settle(map, &all);
+        prop_assert_eq!(plan(&after, &all), None);
+    }
+}
+
+/// All rows of a map.
+fn whole(map: &Map) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let changes = Changes {
+        cluster: map.cluster.clone(),
+        nodes: map.nodes.values().cloned().collect(),
+        removed: Vec::new(),
+        partitions: map.partitions.values().cloned().collect(),
+    };
+    let rows = Map::rows(&changes).unwrap().into_iter();
+    rows.map(|(key, value)| (key, value.unwrap())).collect()
+}

@@ -1,0 +1,154 @@
+//! `COLLIE.NODE`: the nodes of the cluster for its operator, and which of them are to have replicas.
+
+use collie_protocol::Request;
+use collie_protocol::number::parse_i64;
+use tokio::runtime::Handle;
+
+use super::numbers::is;
+use super::row::{self, Command, container};
+use crate::cluster::{NodeInfo, NodeRequest, NodeRole, Topology};
+use crate::cost::Aside;
+use crate::exec::{Exec, Flow, Outcome};
+use crate::failure::{Failure, text};
+use crate::partitions::Partitions;
+
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[Command::new("collie.node", -2, container)
+    .about("7.0.0", "cluster", "Commands about the nodes of the cluster.")
+    .categories(&["@slow"])
+    .subcommands(SUBCOMMANDS)];
+
+const CHANGES: &[&str] = &["admin", "stale", "no_async_loading", "no_multi"];
+const CATEGORIES: &[&str] = &["@admin", "@slow", "@dangerous"];
+
+const SUBCOMMANDS: &[Command] = &[
+    Command::new("collie.node|drain", 3, change)
+        .about("7.0.0", "cluster", "Moves the replicas of a node to other nodes.")
+        .flags(CHANGES)
+        .categories(CATEGORIES),
+    Command::new("collie.node|help", 2, help)
+        .about("7.0.0", "cluster", "Returns this text.")
+        .flags(&["loading", "stale"])
+        .categories(&["@slow"]),
+    Command::new("collie.node|list", 2, list)
+        .about("7.0.0", "cluster", "Lists the nodes and what they have.")
+        .flags(&["stale"])
+        .categories(&["@slow"])
+        .tips(&["nondeterministic_output"]),
+    Command::new("collie.node|remove", 3, change)
+        .about(
+            "7.0.0",
+            "cluster",
+            "Moves the replicas of a node to other nodes, and removes it from the cluster.",
+        )
+        .flags(CHANGES)
+        .categories(CATEGORIES),
+    Command::new("collie.node|replace", 4, change)
+        .about(
+            "7.0.0",
+            "cluster",
+            "Moves the replicas of a node to another one, and removes it from the cluster.",
+        )
+        .flags(CHANGES)
+        .categories(CATEGORIES),
+    Command::new("collie.node|serve", 3, change)
+        .about(
+            "7.0.0",
+            "cluster",
+            "Lets a node have replicas that was drained, or was to be removed.",
+        )
+        .flags(CHANGES)
+        .categories(CATEGORIES),
+];
+
+fn partitions<'a>(exec: &'a Exec<'_>) -> Result<&'a Partitions, Failure> {
+    exec.shared
+        .partitions
+        .as_ref()
+        .ok_or_else(|| text::NO_CLUSTER.into())
+}
+
+fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    partitions(exec)?;
+    row::help(exec, "collie.node", SUBCOMMANDS)
+}
+
+fn number(arg: &[u8]) -> Result<u64, Failure> {
+    let number = parse_i64(arg).and_then(|number| u64::try_from(number).ok());
+    number.ok_or_else(|| "ERR a node is named by its number, as COLLIE.NODE LIST shows it".into())
+}
+
+/// Waits until the map is changed, or is not.
+fn change(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let partitions = partitions(exec)?;
+    let (what, node) = (request.at(1), number(request.at(2))?);
+    let wanted = if is(what, "DRAIN") {
+        NodeRequest::Drain(node)
+    } else if is(what, "REMOVE") {
+        NodeRequest::Remove(node)
+    } else if is(what, "REPLACE") {
+        let by = number(request.at(3))?;
+        NodeRequest::Replace { node, by }
+    } else {
+        NodeRequest::Serve(node)
+    };
+    if !exec.may_block {
+        return Ok(Flow::Aside(Aside::Waits));
+    }
+    match Handle::current().block_on(partitions.cluster.change_node(wanted)) {
+        Ok(()) => {
+            exec.reply.ok();
+            Ok(Flow::Next)
+        }
+        Err(problem) => Err(format!("ERR {problem}").into()),
+    }
+}
+
+fn list(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    let topology = partitions(exec)?.cluster.topology();
+    exec.reply.array(topology.nodes.len());
+    for node in &topology.nodes {
+        push(exec, &topology, node);
+    }
+    Ok(Flow::Next)
+}
+
+fn push(exec: &mut Exec<'_>, topology: &Topology, node: &NodeInfo) {
+    let count = |is_of: &dyn Fn(&crate::cluster::PartitionInfo) -> bool| {
+        let of_node = topology.partitions.iter().filter(|partition| is_of(partition));
+        i64::try_from(of_node.count()).unwrap_or(i64::MAX)
+    };
+    let number = node.number;
+    let role = match node.role {
+        NodeRole::Serves => "serves",
+        NodeRole::Drains => "drains",
+        NodeRole::Leaves => "leaves",
+    };
+    let texts = [
+        ("address", node.address.to_string()),
+        ("peer", node.peer.to_string()),
+        ("name", node.name.clone()),
+        ("role", role.to_owned()),
+        ("health", if node.is_alive { "online" } else { "fail" }.to_owned()),
+    ];
+    let counts = [
+        (
+            "replicas",
+            count(&|partition| partition.replicas.contains(&number)),
+        ),
+        ("leads", count(&|partition| partition.leader == Some(number))),
+        ("joining", count(&|partition| partition.joining.contains(&number))),
+        ("leaving", count(&|partition| partition.leaving.contains(&number))),
+    ];
+    exec.reply.map(1 + texts.len() + counts.len());
+    exec.reply.bulk(b"number");
+    exec.reply.integer(i64::try_from(number).unwrap_or(i64::MAX));
+    for (name, value) in texts {
+        exec.reply.bulk(name.as_bytes());
+        exec.reply.bulk(value.as_bytes());
+    }
+    for (name, value) in counts {
+        exec.reply.bulk(name.as_bytes());
+        exec.reply.integer(value);
+    }
+}

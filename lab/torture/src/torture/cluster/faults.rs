@@ -46,8 +46,37 @@ pub(crate) fn strike(
         Fault::PowerAll => disk_faults::power(true, &target, nodes, rng, around),
         Fault::SlowDisk => disk_faults::slow(&target, nodes, rng, around),
         Fault::Full => disk_faults::full(&target, nodes, rng, around),
+        Fault::Move => move_away(&target, nodes, rng, around),
         Fault::None | Fault::Mixed => Ok(()),
     }
+}
+
+/// Has the replicas of a node move, and the node serve again some time later, whether they have moved or not; as a
+/// rule a node is killed meanwhile: that one or another.
+fn move_away(
+    target: &Target,
+    nodes: &mut Nodes,
+    rng: &mut Rng,
+    around: &Surroundings<'_, '_>,
+) -> anyhow::Result<()> {
+    around.notes.struck("move");
+    around.watch("move", target, nodes.ports());
+    nodes.change(target.victim, "DRAIN")?;
+    std::thread::sleep(pause(HELD_MS, rng));
+    if rng.one_in(3) {
+        return nodes.change(target.victim, "SERVE");
+    }
+    let killed = if rng.coin() {
+        target.victim
+    } else {
+        rng.index(nodes.len())
+    };
+    nodes.kill(killed)?;
+    around.notes.struck("kill in a move");
+    std::thread::sleep(pause(DOWN_MS, rng));
+    nodes.restart(killed)?;
+    std::thread::sleep(pause(HELD_MS, rng));
+    nodes.change(target.victim, "SERVE")
 }
 
 fn kill(

@@ -44,6 +44,7 @@ const LINES_MAX: usize = 20;
 pub(crate) struct Nodes {
     product: Product,
     program: PathBuf,
+    replicas: usize,
     nodes: Vec<Node>,
     pub(crate) processes: Arc<Processes>,
     pub(crate) links: Links,
@@ -64,6 +65,22 @@ struct Node {
     /// The bytes that it had said when it was excused: since then it may end by itself, or say that it
     /// needs a start, and is started again, once.
     excused: Option<usize>,
+}
+
+/// The number of the node at an address, in the answer to `COLLIE.NODE LIST`.
+fn number_of(list: &Reply, address: &str) -> Option<i64> {
+    let Reply::Array(nodes) = list else { return None };
+    nodes.iter().find_map(|node| {
+        let Reply::Array(fields) = node else { return None };
+        let field = |name: &str| {
+            let mut pairs = fields.chunks_exact(2);
+            pairs.find_map(|pair| (pair[0] == Reply::Bulk(name.into())).then(|| pair[1].clone()))
+        };
+        match (field("number"), field("address")) {
+            (Some(Reply::Number(number)), Some(Reply::Bulk(at))) if at == address.as_bytes() => Some(number),
+            _ => None,
+        }
+    })
 }
 
 /// Which start of a node it is.
@@ -102,6 +119,7 @@ impl Nodes {
         let mut nodes = Self {
             product,
             program,
+            replicas: plan.replicas(),
             nodes: nodes.collect(),
             processes,
             links,
@@ -144,7 +162,7 @@ impl Nodes {
                 let first = self.nodes[0].proxy;
                 let how = match (life, node) {
                     (Life::Later, _) => String::new(),
-                    (Life::First, 0) => format!(" --bootstrap --replicas {}", self.len()),
+                    (Life::First, 0) => format!(" --bootstrap --replicas {}", self.replicas),
                     (Life::First, _) => format!(" --join 127.0.0.1:{first}"),
                 };
                 format!(
@@ -226,6 +244,32 @@ impl Nodes {
     fn ask(&self, node: usize, words: &[&str]) -> io::Result<Reply> {
         let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
         client::connect_for(self.nodes[node].client, ANSWER)?.call(&words)
+    }
+
+    /// Has the cluster drain a node, or let it serve, through any node that says it is done.
+    pub(crate) fn change(&mut self, node: usize, what: &str) -> anyhow::Result<()> {
+        let address = format!("127.0.0.1:{}", self.nodes[node].client);
+        let mut said = String::new();
+        let done = wait(READY, || {
+            self.look_for_ends()?;
+            for any in 0..self.len() {
+                let number = self
+                    .ask(any, &["COLLIE.NODE", "LIST"])
+                    .ok()
+                    .and_then(|list| number_of(&list, &address));
+                let Some(number) = number else { continue };
+                match self.ask(any, &["COLLIE.NODE", what, &number.to_string()]) {
+                    Ok(Reply::Text(_)) => return Ok(true),
+                    other => said = format!("{other:?}"),
+                }
+            }
+            Ok(false)
+        })?;
+        ensure!(
+            done,
+            "no node does {what} for node {node} within {READY:?}: {said}"
+        );
+        Ok(())
     }
 
     fn wait_until_it_answers(&self, node: usize) -> anyhow::Result<()> {

@@ -25,6 +25,8 @@ pub(crate) enum Fault {
     SlowDisk,
     /// A disk of a node has no room left for a while.
     Full,
+    /// The replicas of a node move to others, while a node is killed or not. On four nodes or more.
+    Move,
     /// All of these.
     Mixed,
 }
@@ -42,6 +44,7 @@ impl Fault {
             Self::PowerAll => "power-all",
             Self::SlowDisk => "slow-disk",
             Self::Full => "full",
+            Self::Move => "move",
             Self::Mixed => "mixed",
         }
     }
@@ -98,19 +101,34 @@ impl Plan {
             Fault::PowerAll,
             Fault::SlowDisk,
             Fault::Full,
+            Fault::Move,
         ];
         let is_in = |kind: &Fault| match self.fault {
+            Fault::Mixed if *kind == Fault::Move => self.replicas() < self.nodes,
             Fault::Mixed => self.product == Product::Collie || !kind.needs_disks(),
             fault => *kind == fault,
         };
         all.into_iter().filter(is_in).collect()
     }
 
+    /// Replicas of each partition: one on each node, or three where they are to move.
+    pub(crate) fn replicas(&self) -> usize {
+        let may_move = matches!(self.fault, Fault::Move | Fault::Mixed) && self.product == Product::Collie;
+        match may_move && self.nodes > 3 {
+            true => 3,
+            false => self.nodes,
+        }
+    }
+
     /// Whether nodes are on disks that forget, which have to be mounted.
     ///
     /// # Errors
-    /// The product keeps nothing on disks.
+    /// The product keeps nothing on disks, or there are too few nodes for the fault.
     pub(crate) fn needs_disks(&self) -> anyhow::Result<bool> {
+        ensure!(
+            self.fault != Fault::Move || self.replicas() < self.nodes,
+            "replicas move where there are more nodes than replicas: --fault move takes --nodes 4 or more, of collie"
+        );
         let needed = self.kinds().into_iter().any(Fault::needs_disks);
         ensure!(
             !needed || self.product == Product::Collie,
@@ -167,6 +185,11 @@ mod tests {
     fn a_mixture_has_all_faults_that_a_product_can_be_under() {
         let of = |product| plan(product, Fault::Mixed).kinds();
         assert_eq!(of(Product::Collie).len(), 8);
+        let five = Plan {
+            nodes: 5,
+            ..plan(Product::Collie, Fault::Mixed)
+        };
+        assert_eq!((five.kinds().len(), five.replicas()), (9, 3));
         assert_eq!(
             of(Product::Redis),
             [Fault::Kill, Fault::Stop, Fault::Cut, Fault::CutOneWay]
@@ -187,5 +210,6 @@ mod tests {
         }
         assert!(!plan(Product::Redis, Fault::Mixed).needs_disks().unwrap());
         assert!(plan(Product::Redis, Fault::Power).needs_disks().is_err());
+        assert!(plan(Product::Collie, Fault::Move).needs_disks().is_err());
     }
 }

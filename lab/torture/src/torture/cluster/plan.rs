@@ -25,7 +25,7 @@ pub(crate) enum Fault {
     SlowDisk,
     /// A disk of a node has no room left for a while.
     Full,
-    /// The replicas of a node move to others, while a node is killed or not. On four nodes or more.
+    /// The replicas of a node move to others, while a node is killed or not. On five nodes.
     Move,
     /// All of these.
     Mixed,
@@ -127,7 +127,7 @@ impl Plan {
     pub(crate) fn needs_disks(&self) -> anyhow::Result<bool> {
         ensure!(
             self.fault != Fault::Move || self.replicas() < self.nodes,
-            "replicas move where there are more nodes than replicas: --fault move takes --nodes 4 or more, of collie"
+            "replicas move where there are more nodes than replicas: --fault move takes --nodes 5, of collie"
         );
         let needed = self.kinds().into_iter().any(Fault::needs_disks);
         ensure!(

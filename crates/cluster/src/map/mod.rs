@@ -23,7 +23,7 @@ mod rules;
 mod whole;
 
 pub use error::MapError;
-pub use moves::{Moved, Nodes, leave, moved, plan, set_role};
+pub use moves::{Moved, Nodes, leave, moved, plan, set_role, stuck};
 pub use records::{ClusterRecord, LEVEL, LEVEL_OF_MOVES, MapMember, NodeRecord, NodeRole, PartitionRecord};
 pub use rules::{Founding, JoinRequest, found, join, place, voters};
 pub use whole::{Changes, Map, MapRow, NOWHERE};

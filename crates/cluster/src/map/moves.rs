@@ -170,6 +170,22 @@ pub fn plan(map: &Map, nodes: &Nodes) -> Option<Changes> {
     (!changes.partitions.is_empty()).then_some(changes)
 }
 
+/// The nodes that are to have no replicas, have some, and from which none moves, as no other node can take them.
+#[must_use]
+pub fn stuck(map: &Map, nodes: &Nodes) -> BTreeSet<NodeId> {
+    let placement = Placement::of(map, nodes);
+    let moves = map
+        .partitions
+        .values()
+        .any(|partition| !partition.wanted.is_empty());
+    if moves || plan(map, nodes).is_some() {
+        return BTreeSet::new();
+    }
+    let members = map.partitions.values().flat_map(|partition| &partition.members);
+    let nodes = members.map(|member| member.node);
+    nodes.filter(|node| placement.is_to_be_left(*node)).collect()
+}
+
 fn with(partition: &PartitionRecord, wanted: Vec<MapMember>) -> PartitionRecord {
     PartitionRecord {
         wanted,

@@ -340,6 +340,9 @@ impl Cluster for Routes {
     fn replica(&self, slot: u16) -> Option<Arc<dyn Partition>> {
         let routing = self.0.routing.load();
         let (_, partition) = routing.partition(slot)?;
+        // One that is just being made may have nothing yet.
+        let mut members = partition.members.iter();
+        members.find(|member| member.node == self.0.number())?;
         let here = routing.here.get(&partition.group)?;
         Some(Arc::clone(&here.partition))
     }

@@ -25,6 +25,10 @@ use crate::proposals::Answer;
 use crate::raft::{Members, Replica};
 use crate::transport::wire::NodeId;
 
+/// What the problem is about of replicas that cannot move.
+const MOVES: &str = "moves of replicas";
+/// Replicas that cannot move for so long are a problem.
+const STUCK_FOR: Duration = Duration::from_secs(5);
 /// A step that takes longer is given up, and asked for again.
 const STEP: Duration = Duration::from_secs(10);
 
@@ -33,7 +37,7 @@ pub(super) async fn control(inner: Arc<ClusterInner>) {
     let mut ticks = inner.peers().beat().every(inner.options.look);
     let mut map = inner.map.subscribe();
     let mut spreading = Spreading::default();
-    let mut silent = Silent::default();
+    let mut lasting = Lasting::default();
     loop {
         tokio::select! {
             biased;
@@ -45,15 +49,16 @@ pub(super) async fn control(inner: Arc<ClusterInner>) {
         };
         if !replica.state().is_ok_and(|state| state.leads) {
             inner.report("the controller", None);
+            inner.report(MOVES, None);
             spreading = Spreading::default();
-            silent = Silent::default();
+            lasting = Lasting::default();
             continue;
         }
         let steps = async {
             step(
                 &inner,
                 &replica,
-                &mut silent,
+                &mut lasting,
                 spreading.is_quiet(inner.options.spread_after),
             )
             .await?;
@@ -68,26 +73,50 @@ pub(super) async fn control(inner: Arc<ClusterInner>) {
     }
 }
 
-/// Since when which nodes do not answer, as this node knows.
+/// What has lasted for how long, as this node knows.
 #[derive(Debug, Default)]
-struct Silent(BTreeMap<NodeId, Instant>);
+struct Lasting {
+    /// The nodes that do not answer, each since then.
+    silent: BTreeMap<NodeId, Instant>,
+    /// Replicas that are to move cannot, since then.
+    stuck: Option<Instant>,
+}
 
-impl Silent {
+impl Lasting {
     /// Those that have not answered for so long.
-    fn look(&mut self, inner: &ClusterInner, map: &Map) -> BTreeSet<NodeId> {
+    fn gone(&mut self, inner: &ClusterInner, map: &Map) -> BTreeSet<NodeId> {
         let states = inner.peers().states();
         let states = states.borrow();
         let now = Instant::now();
         let nodes = map.nodes.keys().copied();
         let silent: BTreeSet<_> = nodes.filter(|node| !inner.is_alive(&states, *node)).collect();
-        self.0.retain(|node, _| silent.contains(node));
+        self.silent.retain(|node, _| silent.contains(node));
         for node in silent {
-            self.0.entry(node).or_insert(now);
+            self.silent.entry(node).or_insert(now);
         }
         let is_gone = |(node, since): (&NodeId, &Instant)| {
             (now.duration_since(*since) >= inner.options.replace_after).then_some(*node)
         };
-        self.0.iter().filter_map(is_gone).collect()
+        self.silent.iter().filter_map(is_gone).collect()
+    }
+
+    /// Says which nodes' replicas are to move and cannot. A leader that is new does not know for a moment who
+    /// could take them.
+    fn report_stuck(&mut self, inner: &ClusterInner, map: &Map, nodes: &Nodes) {
+        let stuck: Vec<_> = map::stuck(map, nodes).iter().map(ToString::to_string).collect();
+        if stuck.is_empty() {
+            self.stuck = None;
+            return inner.report(MOVES, None);
+        }
+        if self.stuck.get_or_insert_with(Instant::now).elapsed() < STUCK_FOR {
+            return;
+        }
+        let stuck = stuck.join(", ");
+        let problem = format!(
+            "replicas are to move away from node {stuck}, and no other node can take them: start the nodes that do not \
+             answer, or let another one join"
+        );
+        inner.report(MOVES, Some(problem));
     }
 }
 
@@ -95,7 +124,7 @@ impl Silent {
 async fn step(
     inner: &ClusterInner,
     replica: &Replica,
-    silent: &mut Silent,
+    lasting: &mut Lasting,
     may_spread: bool,
 ) -> Result<(), String> {
     let Some(map) = inner.map() else {
@@ -105,10 +134,11 @@ async fn step(
     let members = replica.members().map_err(|error| error.to_string())?;
     let nodes = Nodes {
         ready: ready(inner, &map, &members),
-        gone: silent.look(inner, &map),
+        gone: lasting.gone(inner, &map),
         may_spread,
     };
     voters(inner, replica, &map, &members, &nodes).await?;
+    lasting.report_stuck(inner, &map, &nodes);
     let placing = nodes.clone();
     decide(replica, &map, move |map| {
         map::place(map, &placing).map_err(|error| error.to_string())

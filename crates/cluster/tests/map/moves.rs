@@ -208,6 +208,29 @@ fn a_node_is_replaced_by_another_one_and_leaves() {
 }
 
 #[test]
+fn replicas_that_cannot_move_are_a_problem_until_they_can() {
+    let sites = cluster(3, 1, 3);
+    ask(&sites[0], NodeRequest::Drain(1)).unwrap();
+    placed(&sites, "moves", |map| !has_replicas(map, 1));
+    // The drained node takes nothing.
+    sites[1].kill();
+    until(&sites, "a problem", || {
+        let alive = sites.iter().filter(|site| site.is_alive());
+        let problems: Vec<_> = alive.flat_map(|site| site.status().problems).collect();
+        let said = problems
+            .iter()
+            .find(|(_, text)| text.contains("no other node can take them"));
+        said.map(|(_, text)| assert!(text.contains("away from node 2,"), "{text}"))
+    });
+    start(&sites[1], Begin::Start);
+    until(&sites, "no problem", || {
+        let problems = sites.iter().flat_map(|site| site.status().problems);
+        let mut moves = problems.filter(|(about, _)| about == "moves of replicas");
+        moves.next().is_none().then_some(())
+    });
+}
+
+#[test]
 fn the_only_replica_of_a_partition_moves() {
     let sites = cluster(1, 1, 1);
     write(&sites, "before");

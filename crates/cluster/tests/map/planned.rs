@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use collie_cluster::testing::map::{
-    Changes, Map, MapError, Moved, NodeRole, Nodes, PartitionRecord, leave, moved, plan, set_role, voters,
+    Changes, Map, MapError, Moved, NodeRole, Nodes, PartitionRecord, leave, moved, plan, set_role, stuck,
+    voters,
 };
 use proptest::prelude::*;
 
@@ -91,9 +92,13 @@ fn replicas_of_a_node_that_drains_join_others_two_at_a_time() {
 #[test]
 fn replicas_of_a_node_that_is_gone_move_where_others_are() {
     let three = map(3, 4, 3, 3);
-    assert_eq!(plan(&three, &nodes(&three, &[3], true)), None);
+    let gone = nodes(&three, &[3], true);
+    assert_eq!(plan(&three, &gone), None);
+    assert_eq!(stuck(&three, &gone), BTreeSet::from([3]));
+    assert_eq!(stuck(&three, &nodes(&three, &[], true)), BTreeSet::new());
     let four = map(3, 4, 3, 4);
     let gone = nodes(&four, &[3], true);
+    assert_eq!(stuck(&four, &gone), BTreeSet::new(), "they move");
     let after = settle(four, &gone);
     assert_eq!(on_node(&after), BTreeMap::from([(1, 4), (2, 4), (3, 0), (4, 4)]));
 }

@@ -394,7 +394,9 @@ fn check_leaving(map: &Map, number: NodeId, role: NodeRole) -> Result<(), String
 pub fn leave(map: &Map, number: NodeId) -> Option<Changes> {
     let node = map.nodes.get(&number)?;
     let mut partitions = map.partitions.values();
-    let has_any = partitions.any(|partition| partition.member_on(number).is_some());
+    // A group that changes may have a replica there that the map does not name any more.
+    let has_any =
+        partitions.any(|partition| partition.member_on(number).is_some() || !partition.wanted.is_empty());
     if has_any || !matches!(node.role, NodeRole::Leaves { .. }) {
         return None;
     }

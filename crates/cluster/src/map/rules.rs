@@ -215,8 +215,13 @@ pub fn voters(map: &Map, now: &BTreeSet<ReplicaId>, nodes: &Nodes) -> Option<BTr
         .collect();
     let most = candidates.len().min(usize::from(map.cluster.voters.max(1)));
     // With two voters the loss of either would stop the group, as with one, and be twice as likely.
-    let most = most - usize::from(most % 2 == 0);
+    let most = most.saturating_sub(usize::from(most % 2 == 0));
     let then: BTreeSet<_> = candidates.into_iter().take(most.max(least)).collect();
-    // The last node cannot leave.
-    (then != *now && !then.is_empty()).then_some(then)
+    // Without a majority that is ready, the group could not even take this back.
+    let is_ready = |id: &&ReplicaId| {
+        let node = map.node_of_replica(**id);
+        node.is_some_and(|node| nodes.ready.contains(&node.number))
+    };
+    let is_safe = 2 * then.iter().filter(is_ready).count() > then.len();
+    (then != *now && is_safe).then_some(then)
 }

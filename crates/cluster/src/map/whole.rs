@@ -145,7 +145,9 @@ impl Map {
         let partition = self.partitions.get(&group);
         let member = partition.and_then(|partition| partition.member_on(node));
         let is_here = member.is_some_and(|member| member.replica == replica);
-        group != MAP_GROUP && replica < self.cluster.next_replica && !is_here
+        // While the group changes, raft may count on one that the map does not name any more.
+        let is_settled = partition.is_some_and(|partition| partition.wanted.is_empty());
+        group != MAP_GROUP && replica < self.cluster.next_replica && is_settled && !is_here
     }
 
     /// For each slot the place of its partition in the order of [`Map::partitions`], or [`NOWHERE`].

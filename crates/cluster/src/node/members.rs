@@ -35,10 +35,12 @@ pub(super) async fn keep_members(inner: Arc<ClusterInner>) {
             .values()
             .filter(|partition| !partition.wanted.is_empty());
         let led = moving.filter_map(|partition| {
-            let own = partition.member_on(inner.number())?;
-            let replica = inner.node.replica(own.replica)?;
-            let leads = replica.state().is_ok_and(|state| state.leads);
-            leads.then_some((partition, replica))
+            // Also one that the map does not name any more.
+            let leads = |replica: &Arc<Replica>| {
+                replica.group() == partition.group && replica.state().is_ok_and(|state| state.leads)
+            };
+            let replica = inner.node.replicas().into_iter().find(leads)?;
+            Some((partition, replica))
         });
         let led: Vec<_> = led.collect();
         stream::iter(led)
@@ -68,6 +70,9 @@ async fn step(
     let members = replica.members().map_err(|error| error.to_string())?;
     let is_whole = !members.is_joint && members.voters == wanted && members.all.len() == wanted.len();
     if is_whole && members.is_applied {
+        // One more entry: a leader that was deposed cannot commit it, and has nothing to say.
+        let confirmed = replica.change_members(wanted.clone()).await;
+        confirmed.map_err(|error| error.to_string())?;
         let replicas = wanted.into_iter().collect();
         let group = partition.group;
         return ask(inner, MapRequest::Moved { group, replicas }).await;

@@ -122,6 +122,10 @@ fn a_move_to_a_gone_node_goes_to_another_or_is_taken_back() {
     let partition = &turned.partitions[&1];
     let to: BTreeSet<u64> = partition.wanted.iter().map(|member| member.node).collect();
     assert_eq!(to, BTreeSet::from([2, 3, 5]));
+    let away = begun.partitions[&1].member_on(4).unwrap().replica;
+    assert!(!turned.has_moved_away((1, away), 4), "raft may have taken it in");
+    let ended = end(turned.clone(), 1);
+    assert!(ended.has_moved_away((1, away), 4));
     let ids = |map: &Map| {
         map.partitions[&1]
             .wanted
@@ -265,6 +269,8 @@ fn votes_of_nodes_that_leave_or_are_gone_go_to_others() {
         voters(&leaving, &now, &nodes(&five, &[], false)),
         Some(set(&[2, 3, 4]))
     );
+    // Not where those that are left could not decide anything, as one of two does not answer.
+    assert_eq!(voters(&leaving, &now, &nodes(&five, &[2, 4, 5], false)), None);
     // It gives its vote up where no other node is ready, too: two votes are left.
     assert_eq!(
         voters(&leaving, &now, &nodes(&five, &[4, 5], false)),

@@ -16,15 +16,15 @@
 //! 6. An unreadable map is not followed.
 //! 7. A node's time follows jumps only when most confirm them.
 
-mod error;
 mod moves;
 mod records;
 mod rules;
 mod whole;
 
-pub use error::MapError;
 pub use moves::{Moved, Nodes, leave, moved, plan, set_role, stuck};
-pub use records::{ClusterRecord, LEVEL, LEVEL_OF_MOVES, MapMember, NodeRecord, NodeRole, PartitionRecord};
+pub use records::{
+    ClusterRecord, LEVEL, LEVEL_OF_MOVES, MapError, MapMember, NodeRecord, NodeRole, PartitionRecord,
+};
 pub use rules::{Founding, JoinRequest, found, join, place, voters};
 pub use whole::{Changes, Map, MapRow, NOWHERE};
 

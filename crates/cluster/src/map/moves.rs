@@ -160,11 +160,7 @@ pub fn plan(map: &Map, nodes: &Nodes) -> Option<Changes> {
             .partitions
             .extend(wanted.map(|wanted| with(partition, wanted)));
     }
-    let moves = map
-        .partitions
-        .values()
-        .any(|partition| !partition.wanted.is_empty());
-    if nodes.may_spread && !moves && changes.partitions.is_empty() {
+    if nodes.may_spread && !moves(map) && changes.partitions.is_empty() {
         spread(&mut placement, &mut changes);
     }
     (!changes.partitions.is_empty()).then_some(changes)
@@ -174,16 +170,18 @@ pub fn plan(map: &Map, nodes: &Nodes) -> Option<Changes> {
 #[must_use]
 pub fn stuck(map: &Map, nodes: &Nodes) -> BTreeSet<NodeId> {
     let placement = Placement::of(map, nodes);
-    let moves = map
-        .partitions
-        .values()
-        .any(|partition| !partition.wanted.is_empty());
-    if moves || plan(map, nodes).is_some() {
+    if moves(map) || plan(map, nodes).is_some() {
         return BTreeSet::new();
     }
     let members = map.partitions.values().flat_map(|partition| &partition.members);
     let nodes = members.map(|member| member.node);
     nodes.filter(|node| placement.is_to_be_left(*node)).collect()
+}
+
+/// Whether any replica moves.
+fn moves(map: &Map) -> bool {
+    let mut partitions = map.partitions.values();
+    partitions.any(|partition| !partition.wanted.is_empty())
 }
 
 fn with(partition: &PartitionRecord, wanted: Vec<MapMember>) -> PartitionRecord {

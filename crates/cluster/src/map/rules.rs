@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use crate::ids::ReplicaId;
-use crate::map::error::MapError;
 use crate::map::moves::Nodes;
-use crate::map::records::{ClusterRecord, MapMember, NodeRecord, NodeRole, PartitionRecord};
+use crate::map::records::{ClusterRecord, MapError, MapMember, NodeRecord, NodeRole, PartitionRecord};
 use crate::map::whole::{Changes, Map};
 use crate::replica_store::SLOTS;
 use crate::transport::wire::{ClusterId, NodeId};

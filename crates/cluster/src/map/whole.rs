@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::{GroupId, ReplicaId};
 use crate::map::MAP_GROUP;
-use crate::map::error::MapError;
 use crate::map::records::{
-    ClusterRecord, MapMember, NodeRecord, PartitionRecord, cluster_key, decode, encode, node_key,
+    ClusterRecord, MapError, MapMember, NodeRecord, PartitionRecord, cluster_key, decode, encode, node_key,
     partition_key,
 };
 use crate::replica_store::SLOTS;

@@ -15,11 +15,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use crate::ids::GroupId;
-use crate::ids::ReplicaId;
+use crate::ids::{GroupId, ReplicaId};
 use crate::map::{self, Changes, Map, NodeRole, Nodes, PartitionRecord};
 use crate::node::changing::{change, map_member};
 use crate::node::clocks::clocks_off;
+use crate::node::leaders::hand_over_to_one;
 use crate::node::shared::ClusterInner;
 use crate::proposals::Answer;
 use crate::raft::{Members, Replica};
@@ -213,16 +213,20 @@ async fn give_up_lead(
         map.node_of_replica(*id)
             .is_some_and(|node| inner.hears(node.number))
     };
-    let mut able = members.voters.intersection(wanted);
-    match able.find(|id| members.has_nearly_all(**id) && hears(id)) {
-        Some(to) => replica.transfer_to(*to).await.map_err(|error| error.to_string()),
-        // It votes alone: first another one has to, too.
-        None => {
-            let both = wanted.iter().chain([&replica.id()]).copied().collect();
-            let changed = replica.change_voters(both).await;
-            changed.map_err(|error| error.to_string())
-        }
+    let able = members.voters.intersection(wanted).copied();
+    if hand_over_to_one(
+        replica,
+        able.filter(|id| members.has_nearly_all(*id) && hears(id)),
+    )
+    .await?
+    {
+        return Ok(());
     }
+    // It votes alone: first another one has to, too.
+    let own = replica.id();
+    let both = wanted.iter().copied().chain([own]).collect();
+    let changed = replica.change_voters(both).await;
+    changed.map_err(|error| error.to_string())
 }
 
 /// Nodes that are to leave and have nothing are removed from the map, and then from group 0.

@@ -134,16 +134,33 @@ async fn hand_over(
         let able = group.others().filter(|(to, node)| {
             !off.contains(node) && inner.hears(*node) && group.replica.has_nearly_all(*to)
         });
-        for (to, _) in able {
-            match group.replica.transfer_to(to).await {
-                Ok(()) => return Some(group.replica.id()),
-                Err(error) => tracing::debug!(%error, to, "leadership is not handed over"),
-            }
-        }
-        None
+        let able = able.map(|(to, _)| to);
+        let went_over = hand_over_to_one(&group.replica, able).await;
+        matches!(went_over, Ok(true)).then(|| group.replica.id())
     });
     let done: Vec<_> = done.buffer_unordered(ASKED_AT_A_TIME).collect().await;
     asked.extend(done.into_iter().flatten().map(|replica| (replica, now)));
+}
+
+/// Has one of these lead, the first that may. Says whether there is any.
+///
+/// # Errors
+/// Why the last one may not.
+pub(super) async fn hand_over_to_one(
+    replica: &Replica,
+    able: impl IntoIterator<Item = ReplicaId>,
+) -> Result<bool, String> {
+    let mut done = Ok(false);
+    for to in able {
+        match replica.transfer_to(to).await {
+            Ok(()) => return Ok(true),
+            Err(error) => {
+                tracing::debug!(%error, to, "leadership is not handed over");
+                done = Err(error.to_string());
+            }
+        }
+    }
+    done
 }
 
 /// From one attempt of a replica to the next.

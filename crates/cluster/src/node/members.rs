@@ -2,7 +2,7 @@
 //!
 //! What is to be done is found in the map and in raft alone, so each leader goes on where the one before has stopped:
 //! a replica that is to join is first a member without a vote; once those that are to stay have nearly all entries,
-//! they get the votes, and the others are no members any more; once that is committed, the map is told.
+//! they get the votes, and the others are no members any more; once that is committed, the map says so.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use tokio::time::timeout;
 use crate::ids::ReplicaId;
 use crate::map::{Map, PartitionRecord};
 use crate::node::changing::member;
+use crate::node::leaders::hand_over_to_one;
 use crate::node::map_requests::ask;
 use crate::node::shared::ClusterInner;
 use crate::raft::Replica;
@@ -108,10 +109,14 @@ async fn give_up_lead(
 ) -> Result<(), String> {
     let members = replica.members().map_err(|error| error.to_string())?;
     let hears = |id: &ReplicaId| partition.node_of(*id).is_some_and(|node| inner.hears(node));
-    let mut able = members.voters.intersection(wanted);
-    let able = able.find(|id| members.has_nearly_all(**id) && hears(id));
-    if let Some(to) = able {
-        return replica.transfer_to(*to).await.map_err(|error| error.to_string());
+    let able = members.voters.intersection(wanted).copied();
+    if hand_over_to_one(
+        replica,
+        able.filter(|id| members.has_nearly_all(*id) && hears(id)),
+    )
+    .await?
+    {
+        return Ok(());
     }
     // None of those that stay votes: they get a vote beside this one, and then one of them leads.
     let own = replica.id();

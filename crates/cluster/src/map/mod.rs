@@ -21,7 +21,7 @@ mod records;
 mod rules;
 mod whole;
 
-pub use moves::{Moved, Nodes, leave, moved, plan, set_role, stuck};
+pub use moves::{Moved, Nodes, Stuck, leave, moved, plan, set_role, stuck, unchanged};
 pub use records::{
     ClusterRecord, LEVEL, LEVEL_OF_MOVES, MapError, MapMember, NodeRecord, NodeRole, PartitionRecord,
 };

@@ -22,6 +22,8 @@ pub struct Nodes {
     pub ready: BTreeSet<NodeId>,
     /// Those that have not answered for so long that their replicas are replaced.
     pub gone: BTreeSet<NodeId>,
+    /// Groups whose moves do not go on, each with the epoch with which its partition was changed.
+    pub hanging: BTreeSet<(GroupId, u64)>,
     /// Whether replicas may also move to make the nodes hold as many each.
     pub may_spread: bool,
 }
@@ -33,6 +35,19 @@ pub struct Moved {
     pub group: GroupId,
     /// Its replicas.
     pub replicas: BTreeSet<ReplicaId>,
+    /// The epoch with which its partition was to have them.
+    pub changed: u64,
+}
+
+/// Replicas that are to move and cannot.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stuck {
+    /// Nodes whose replicas no other node can take.
+    pub nodes: BTreeSet<NodeId>,
+    /// Nodes whose replicas one node alone is to take, which cannot.
+    pub replaced: BTreeMap<NodeId, NodeId>,
+    /// Groups most of whose replicas are on nodes that are gone: none of their replicas can be moved.
+    pub lost: BTreeSet<GroupId>,
 }
 
 /// Where replicas are in the end.
@@ -57,7 +72,7 @@ impl<'a> Placement<'a> {
         for partition in map.partitions.values() {
             for member in partition.lasting() {
                 placement.count(member);
-                if !partition.members.contains(member) {
+                if !partition.members.contains(member) && !placement.is_lost(partition) {
                     *placement.joining.entry(member.node).or_default() += 1;
                 }
             }
@@ -84,6 +99,18 @@ impl<'a> Placement<'a> {
         role != Some(NodeRole::Serves) || self.nodes.gone.contains(&node)
     }
 
+    /// Whether so many replicas are on nodes that are gone that the others can decide nothing.
+    fn is_lost(&self, partition: &PartitionRecord) -> bool {
+        let is_lost = |members: &[MapMember]| {
+            let there = members
+                .iter()
+                .filter(|member| !self.nodes.gone.contains(&member.node));
+            2 * there.count() <= members.len()
+        };
+        // Raft may have come to either.
+        is_lost(&partition.members) && is_lost(partition.lasting())
+    }
+
     /// The node whose replicas move to one node alone: that one.
     fn only(&self, node: NodeId) -> Option<NodeId> {
         match self.map.nodes.get(&node)?.role {
@@ -102,24 +129,28 @@ impl<'a> Placement<'a> {
         }
     }
 
+    /// The nodes that can have another replica, beside those of `taken`.
+    fn able(&self, taken: &[MapMember], only: Option<NodeId>) -> impl Iterator<Item = &'a NodeRecord> {
+        let is_taken = |node: NodeId| taken.iter().any(|member| member.node == node);
+        self.map.nodes.values().filter(move |node| {
+            let number = node.number;
+            self.nodes.ready.contains(&number)
+                && !self.is_to_be_left(number)
+                && !is_taken(number)
+                && only.is_none_or(|only| only == number)
+        })
+    }
+
     /// The best node for another replica beside `others`, and not where one of `taken` is: in another
-    /// zone, with the fewest replicas.
+    /// zone, with the fewest replicas. None: no node is able, or all that are have enough to do.
     fn node_for(
         &self,
         others: &[MapMember],
         taken: &[MapMember],
         only: Option<NodeId>,
     ) -> Option<&'a NodeRecord> {
-        let is_taken = |node: NodeId| taken.iter().any(|member| member.node == node);
-        let able = self.map.nodes.values().filter(|node| {
-            let number = node.number;
-            let joining = self.joining.get(&number).copied().unwrap_or(0);
-            self.nodes.ready.contains(&number)
-                && !self.is_to_be_left(number)
-                && !is_taken(number)
-                && joining < JOINING_MOST
-                && only.is_none_or(|only| only == number)
-        });
+        let joining = |node: &NodeRecord| self.joining.get(&node.number).copied().unwrap_or(0);
+        let able = self.able(taken, only).filter(|node| joining(node) < JOINING_MOST);
         able.min_by_key(|node| {
             let count = self.on_node.get(&node.number).copied();
             (self.in_zone_of(node, others), count, node.number)
@@ -143,7 +174,7 @@ impl<'a> Placement<'a> {
 
 /// The moves that are to begin now, if any: away from nodes that are to have no replicas, and, where nothing else
 /// moves and that may be, to nodes that have fewer than others. A move to a node that is to have none any
-/// more goes to another one, or is taken back.
+/// more goes to another one, or is taken back; one that hangs goes to another one, if there is any.
 #[must_use]
 pub fn plan(map: &Map, nodes: &Nodes) -> Option<Changes> {
     if map.cluster.level < LEVEL_OF_MOVES {
@@ -152,36 +183,54 @@ pub fn plan(map: &Map, nodes: &Nodes) -> Option<Changes> {
     let mut changes = Changes::of(map);
     let mut placement = Placement::of(map, nodes);
     for partition in map.partitions.values() {
-        let wanted = match partition.wanted.is_empty() {
-            true => left(&mut placement, partition, &mut changes.cluster.next_replica),
-            false => turned(&mut placement, partition, &mut changes.cluster.next_replica),
+        if placement.is_lost(partition) {
+            continue;
+        }
+        let next = &mut changes.cluster.next_replica;
+        let wanted = match is_moving(partition) {
+            true => turned(&mut placement, partition, next),
+            false => left(&mut placement, partition, next),
         };
-        changes
-            .partitions
-            .extend(wanted.map(|wanted| with(partition, wanted)));
+        if let Some(wanted) = wanted {
+            changes.set_partition(with(partition, wanted));
+        }
     }
-    if nodes.may_spread && !moves(map) && changes.partitions.is_empty() {
+    let mut all = map.partitions.values();
+    let nothing_moves = all.all(|partition| partition.wanted.is_empty() || placement.is_lost(partition));
+    if nodes.may_spread && nothing_moves && changes.partitions.is_empty() {
         spread(&mut placement, &mut changes);
     }
     (!changes.partitions.is_empty()).then_some(changes)
 }
 
-/// The nodes that are to have no replicas, have some, and from which none moves, as no other node can take them.
-#[must_use]
-pub fn stuck(map: &Map, nodes: &Nodes) -> BTreeSet<NodeId> {
-    let placement = Placement::of(map, nodes);
-    if moves(map) || plan(map, nodes).is_some() {
-        return BTreeSet::new();
-    }
-    let members = map.partitions.values().flat_map(|partition| &partition.members);
-    let nodes = members.map(|member| member.node);
-    nodes.filter(|node| placement.is_to_be_left(*node)).collect()
+/// Whether a replica of the partition is being made. One that moves back to what it had has none.
+fn is_moving(partition: &PartitionRecord) -> bool {
+    !partition.wanted.is_empty() && partition.wanted != partition.members
 }
 
-/// Whether any replica moves.
-fn moves(map: &Map) -> bool {
-    let mut partitions = map.partitions.values();
-    partitions.any(|partition| !partition.wanted.is_empty())
+/// What is to move and cannot.
+#[must_use]
+pub fn stuck(map: &Map, nodes: &Nodes) -> Stuck {
+    let placement = Placement::of(map, nodes);
+    let mut stuck = Stuck::default();
+    for partition in map.partitions.values() {
+        if placement.is_lost(partition) {
+            stuck.lost.insert(partition.group);
+        } else if !is_moving(partition) {
+            let members = partition.members.iter();
+            for member in members.filter(|member| placement.is_to_be_left(member.node)) {
+                let only = placement.only(member.node);
+                if placement.able(&partition.members, only).next().is_some() {
+                    continue;
+                }
+                match only {
+                    Some(to) => drop(stuck.replaced.insert(member.node, to)),
+                    None => drop(stuck.nodes.insert(member.node)),
+                }
+            }
+        }
+    }
+    stuck
 }
 
 fn with(partition: &PartitionRecord, wanted: Vec<MapMember>) -> PartitionRecord {
@@ -226,27 +275,36 @@ fn replaced(
     Some(wanted)
 }
 
-/// What a partition that moves is to have where the node that it moves to is to have none any more.
+/// What a partition that moves is to have where the node that it moves to is to have none any more, or where the
+/// move hangs.
 fn turned(
     placement: &mut Placement<'_>,
     partition: &PartitionRecord,
     next: &mut ReplicaId,
 ) -> Option<Vec<MapMember>> {
-    let is_new = |member: &MapMember| !partition.members.contains(member);
-    let is_vain = |member: &MapMember| is_new(member) && placement.is_to_be_left(member.node);
-    if !partition.wanted.iter().any(is_vain) {
-        return None;
-    }
-    let (vain, mut wanted): (Vec<_>, Vec<_>) = partition.wanted.iter().partition(|member| is_vain(member));
-    vain.iter().for_each(|member| placement.uncount(member));
+    let hangs = placement
+        .nodes
+        .hanging
+        .contains(&(partition.group, partition.changed));
+    let is_vain = |member: &&MapMember| {
+        !partition.members.contains(member) && (hangs || placement.is_to_be_left(member.node))
+    };
+    let vain = *partition.wanted.iter().find(is_vain)?;
+    let mut leaving = partition
+        .members
+        .iter()
+        .filter(|member| !partition.wanted.contains(member));
+    let only = leaving.find_map(|member| placement.only(member.node));
+    let mut wanted = partition.wanted.clone();
+    wanted.retain(|member| *member != vain);
     let all: Vec<_> = partition.all().collect();
-    for _ in vain {
-        let Some(node) = placement.node_for(&wanted, &all, None) else {
-            // Raft may have taken the new one in: it is brought back to what it had.
-            return Some(partition.members.clone());
-        };
-        wanted.push(placement.place(node, next_id(next)?));
-    }
+    let Some(node) = placement.node_for(&wanted, &all, only) else {
+        // Raft may have taken the new one in: it is brought back to what it had.
+        let is_in_vain = placement.is_to_be_left(vain.node) && placement.able(&all, only).next().is_none();
+        return is_in_vain.then(|| partition.members.clone());
+    };
+    placement.uncount(&vain);
+    wanted.push(placement.place(node, next_id(next)?));
     Some(wanted)
 }
 
@@ -273,9 +331,16 @@ fn spread(placement: &mut Placement<'_>, changes: &mut Changes) {
             let difference = more.saturating_sub(*fewer);
             (zones > 0 || difference >= 2).then_some((zones, difference))
         };
-        let able = placement.map.partitions.values();
-        let moves = able
-            .filter(|partition| !planned.contains(&partition.group))
+        // One that lacks a replica can spare none.
+        let is_able = |partition: &&PartitionRecord| {
+            let mut nodes = partition.members.iter().map(|member| member.node);
+            !planned.contains(&partition.group) && !nodes.any(|node| placement.is_to_be_left(node))
+        };
+        let moves = placement
+            .map
+            .partitions
+            .values()
+            .filter(is_able)
             .flat_map(|partition| partition.members.iter().map(move |member| (partition, *member)))
             .filter_map(|(partition, leaving)| Some((gain(partition, leaving)?, partition, leaving)));
         // Of equal ones the first.
@@ -287,23 +352,17 @@ fn spread(placement: &mut Placement<'_>, changes: &mut Changes) {
         let Some(wanted) = replaced(placement, partition, leaving, next) else {
             return;
         };
-        changes.partitions.push(with(partition, wanted));
+        changes.set_partition(with(partition, wanted));
     }
 }
 
 /// What a partition has is what it was to have: the move is over.
 ///
 /// # Errors
-/// There is no such partition, or it is to have others by now.
-pub fn moved(map: &Map, moved: &Moved) -> Result<Option<Changes>, String> {
-    let Some(partition) = map.partitions.get(&moved.group) else {
-        return Err(format!("the map has no partition of group {}", moved.group));
-    };
-    if partition.wanted.is_empty() {
-        // It was said before.
-        return Ok(None);
-    }
-    let wanted: BTreeSet<_> = partition.wanted.iter().map(|member| member.replica).collect();
+/// There is no such partition, or it was changed since: who says so is late, or says it again.
+pub fn moved(map: &Map, moved: &Moved) -> Result<Changes, String> {
+    let partition = unchanged(map, moved.group, moved.changed)?;
+    let wanted: BTreeSet<_> = partition.lasting().iter().map(|member| member.replica).collect();
     if wanted != moved.replicas {
         return Err(format!(
             "group {} is to have the replicas {wanted:?}, and has {:?}",
@@ -311,12 +370,29 @@ pub fn moved(map: &Map, moved: &Moved) -> Result<Option<Changes>, String> {
         ));
     }
     let mut changes = Changes::of(map);
-    changes.partitions.push(PartitionRecord {
-        members: partition.wanted.clone(),
+    changes.set_partition(PartitionRecord {
+        members: partition.lasting().to_vec(),
         wanted: Vec::new(),
         ..partition.clone()
     });
-    Ok(Some(changes))
+    Ok(changes)
+}
+
+/// A partition that was not changed since the map had this epoch.
+///
+/// # Errors
+/// There is none, or it was changed.
+pub fn unchanged(map: &Map, group: GroupId, changed: u64) -> Result<&PartitionRecord, String> {
+    let Some(partition) = map.partitions.get(&group) else {
+        return Err(format!("the map has no partition of group {group}"));
+    };
+    match partition.changed == changed {
+        true => Ok(partition),
+        false => Err(format!(
+            "the partition of group {group} was changed with epoch {} of the map, and not with {changed} for the last time",
+            partition.changed
+        )),
+    }
 }
 
 /// Has a node serve, drain, or leave the cluster. The node's replicas move later.

@@ -1,7 +1,7 @@
 //! The records of the map, and the rows that they are in.
 //!
 //! Their versions are those of the cluster's feature level: at level 1 version 1 is written, which every node of it
-//! reads; from level 2 on version 2, with what moves of replicas need. Each version is read at each level.
+//! reads; from level 2 on the newest, with what moves of replicas need. Each version is read at each level.
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -18,7 +18,7 @@ pub const LEVEL: u32 = 2;
 pub const LEVEL_OF_MOVES: u32 = 2;
 
 /// The newest version of a row's value.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 const CLUSTER: &[u8] = b"cluster";
 const NODE: &[u8] = b"node/";
 const PARTITION: &[u8] = b"partition/";
@@ -98,6 +98,8 @@ pub struct PartitionRecord {
     /// The replicas that it is to have instead, while that is under way; empty: it is not. When raft
     /// has brought the group to them, they are its members.
     pub wanted: Vec<MapMember>,
+    /// The epoch of the map with which it became so.
+    pub changed: u64,
 }
 
 /// A replica of a partition.
@@ -163,9 +165,11 @@ pub(super) fn partition_key(group: GroupId) -> Vec<u8> {
     [PARTITION, &group.to_be_bytes()].concat()
 }
 
-/// A record, and what of it version 1 has.
+/// A record, and what of it earlier versions have.
 pub(super) trait Record: Serialize + DeserializeOwned + Clone {
     type One: Serialize + DeserializeOwned + From<Self> + Into<Self>;
+    /// The fields that version 2 lacks at its end, as they are without it.
+    const AFTER_TWO: &[u8] = &[];
 }
 
 impl Record for ClusterRecord {
@@ -243,6 +247,7 @@ pub(super) struct PartitionOne {
 
 impl Record for PartitionRecord {
     type One = PartitionOne;
+    const AFTER_TWO: &[u8] = &[0];
 }
 
 impl From<PartitionRecord> for PartitionOne {
@@ -280,6 +285,7 @@ impl From<PartitionOne> for PartitionRecord {
             begins: begins.unwrap_or_default(),
             members,
             wanted: Vec::new(),
+            changed: 0,
         }
     }
 }
@@ -313,15 +319,16 @@ pub(super) fn decode<T: Record>(row: &str, value: &[u8]) -> Result<T, MapError> 
         }
     };
     let read = match version {
-        1 => postcard::take_from_bytes::<T::One>(bytes).map(|(record, left)| (record.into(), left)),
-        _ => postcard::take_from_bytes(bytes),
+        1 => postcard::take_from_bytes::<T::One>(bytes).map(|(record, left)| (record.into(), left.len())),
+        2 => {
+            let whole = [bytes, T::AFTER_TWO].concat();
+            postcard::take_from_bytes(&whole).map(|(record, left)| (record, left.len()))
+        }
+        _ => postcard::take_from_bytes(bytes).map(|(record, left)| (record, left.len())),
     };
     match read {
-        Ok((record, [])) => Ok(record),
-        Ok((_, more)) => Err(wrong(format!(
-            "expected its end, found {} bytes more",
-            more.len()
-        ))),
+        Ok((record, 0)) => Ok(record),
+        Ok((_, more)) => Err(wrong(format!("expected its end, found {more} bytes more"))),
         Err(error) => Err(wrong(format!(
             "{} bytes that cannot be read: {error}",
             bytes.len()
@@ -377,10 +384,14 @@ mod tests {
     use super::*;
     use crate::fixtures::fixture;
 
-    /// Each version is written at its level.
+    /// Versions 1 and 3 are written, each at its level.
     fn check<T: Debug + PartialEq + Record>(name: &str, key: (&[u8], &[u8]), record: &T, version: u8) {
         assert_eq!(key.0, key.1);
-        let written = encode(name, record, u32::from(version)).unwrap();
+        let mut written = encode(name, record, if version == 1 { 1 } else { LEVEL }).unwrap();
+        if version == 2 {
+            written[0] = 2;
+            written.truncate(written.len() - T::AFTER_TWO.len());
+        }
         let bytes = fixture(&format!("records-v{version}/{name}.bin"), &written);
         assert_eq!(bytes.first(), Some(&version));
         assert_eq!(&decode::<T>(name, &bytes).unwrap(), record);
@@ -427,6 +438,7 @@ mod tests {
                     true => Vec::new(),
                     false => vec![member(13, 14, 0), member(2000, 17, 2)],
                 },
+                changed: if version == 3 { 1 << 30 } else { 0 },
             };
             let key = b"partition/\0\0\0\0\0\0\0\x0b";
             check("partition", (&partition_key(11), key), &partition, version);

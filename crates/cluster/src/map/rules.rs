@@ -147,7 +147,7 @@ pub fn place(map: &Map, nodes: &Nodes) -> Result<Option<Changes>, MapError> {
     }
     let count = map.cluster.partitions.clamp(1, SLOTS);
     let mut changes = Changes::of(map);
-    let cluster = &mut changes.cluster;
+    let cluster = &changes.cluster;
     let all = u64::from(count) * replicas as u64;
     if cluster.next_replica.checked_add(all).is_none() || cluster.next_group.checked_add(all).is_none() {
         let (what, limit) = ("ids of replicas", u64::MAX);
@@ -158,6 +158,7 @@ pub fn place(map: &Map, nodes: &Nodes) -> Result<Option<Changes>, MapError> {
     // further: its lowest id, which leads first, is on each node in turn.
     for index in 0..count {
         let row = nodes.iter().cycle().skip(usize::from(index) % nodes.len());
+        let cluster = &mut changes.cluster;
         let members: Vec<_> = row
             .take(replicas)
             .map(|node| {
@@ -173,15 +174,17 @@ pub fn place(map: &Map, nodes: &Nodes) -> Result<Option<Changes>, MapError> {
             })
             .collect();
         let bound = |index: u16| (u32::from(index) * u32::from(SLOTS) / u32::from(count)) as u16;
-        changes.partitions.push(PartitionRecord {
-            group: cluster.next_group,
+        let group = cluster.next_group;
+        cluster.next_group += 1;
+        changes.set_partition(PartitionRecord {
+            group,
             first: bound(index),
             last: bound(index + 1) - 1,
             begins: members.first().map_or(0, |member| member.replica),
             members,
             wanted: Vec::new(),
+            changed: 0,
         });
-        cluster.next_group += 1;
     }
     Ok(Some(changes))
 }

@@ -55,6 +55,14 @@ impl Changes {
             partitions: Vec::new(),
         }
     }
+
+    /// Adds a partition as it is from now on.
+    pub(super) fn set_partition(&mut self, partition: PartitionRecord) {
+        self.partitions.push(PartitionRecord {
+            changed: self.cluster.epoch,
+            ..partition
+        });
+    }
 }
 
 impl Map {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use collie_db::Db;
 use collie_io::Clock;
@@ -13,6 +14,7 @@ use collie_server::cluster::{
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
 
 use crate::blocking::blocking;
 use crate::identity::{IdentityError, IdentityStore, NodeIdentity};
@@ -33,6 +35,11 @@ use crate::node::{Node, NodeError, NodeOptions};
 use crate::raftlog::StoreError;
 use crate::transport::wire::MapRequest;
 use crate::transport::{Identity, Network, PeersOptions};
+
+/// What a node that is closed has begun to answer is answered within so long.
+const ANSWERS: Duration = Duration::from_secs(15);
+/// From one look whether it is to the next.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// A node of a cluster that runs: its logs, connections and replicas, the map, and what follows and
 /// changes it. Dropped, it ends without closing its stores properly; see [`close`](Self::close).
@@ -139,9 +146,9 @@ impl ClusterNode {
         let store = inner.store.clone();
         let node = Arc::clone(&inner.node);
         drop(inner);
-        let closed = match Arc::try_unwrap(node) {
-            Ok(node) => node.close().await,
-            Err(_) => Err(NodeError::Files {
+        let closed = match alone(node).await {
+            Some(node) => node.close().await,
+            None => Err(NodeError::Files {
                 what: "closing the node".to_owned(),
                 problem: "the server, or another holder of its cluster, still has it; drop that before"
                     .to_owned(),
@@ -150,6 +157,19 @@ impl ClusterNode {
         let stored = blocking(move || store.close()).await;
         closed?;
         Ok(stored?)
+    }
+}
+
+/// The node, once nothing else has it: what other nodes asked of it may still be answered.
+async fn alone(mut node: Arc<Node>) -> Option<Node> {
+    let until = Instant::now() + ANSWERS;
+    loop {
+        node = match Arc::try_unwrap(node) {
+            Ok(node) => return Some(node),
+            Err(node) if Instant::now() < until => node,
+            Err(_) => return None,
+        };
+        sleep(LOOK).await;
     }
 }
 
@@ -183,6 +203,7 @@ fn node_options(
         machine: options.machine.clone(),
         times: options.times.clone(),
         limits: options.limits.clone(),
+        transfer_rate: options.transfer_rate,
         log_opened: None,
     })
 }

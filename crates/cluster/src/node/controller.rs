@@ -6,8 +6,7 @@
 //! over, where a node leads at least two more than another that could lead it.
 //!
 //! It begins when nothing has changed a leader for some time: so it works against no fail-over, no
-//! node whose clock is off, and no hand-over that was asked for, as long as its reason lasts. It knows
-//! the leaders of the partitions that have a replica on its own node, and spreads those.
+//! node whose clock is off, and no hand-over that was asked for, as long as its reason lasts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,10 +15,11 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 use crate::ids::{GroupId, ReplicaId};
-use crate::map::{self, Changes, Map, NodeRole, Nodes, PartitionRecord};
+use crate::map::{self, Changes, Map, NodeRole, Nodes, Stuck};
 use crate::node::changing::{change, map_member};
 use crate::node::clocks::clocks_off;
-use crate::node::leaders::hand_over_to_one;
+use crate::node::leaders::{ask_to_hand_over, hand_over_to_one};
+use crate::node::routing::KnownNodes;
 use crate::node::shared::ClusterInner;
 use crate::proposals::Answer;
 use crate::raft::{Members, Replica};
@@ -54,22 +54,13 @@ pub(super) async fn control(inner: Arc<ClusterInner>) {
             lasting = Lasting::default();
             continue;
         }
-        let steps = async {
-            step(
-                &inner,
-                &replica,
-                &mut lasting,
-                spreading.is_quiet(inner.options.spread_after),
-            )
-            .await?;
-            if let Some(map) = inner.map() {
-                spreading.step(&inner, &map).await;
-            }
-            Ok(())
-        };
-        let done = timeout(STEP, steps).await;
-        let late = || Err(format!("a step took longer than {STEP:?}"));
-        inner.report("the controller", done.unwrap_or_else(|_| late()).err());
+        let may_spread = spreading.is_quiet(inner.options.spread_after);
+        let done = steps(&inner, &replica, &mut lasting, may_spread).await;
+        if let Some(map) = inner.map() {
+            // A hand-over that takes longer is asked for again.
+            drop(timeout(STEP, spreading.step(&inner, &map)).await);
+        }
+        inner.report("the controller", done.err());
     }
 }
 
@@ -100,28 +91,50 @@ impl Lasting {
         self.silent.iter().filter_map(is_gone).collect()
     }
 
-    /// Says which nodes' replicas are to move and cannot. A leader that is new does not know for a moment who
-    /// could take them.
+    /// Says what is to move and cannot. A leader that is new does not know for a moment who could take it.
     fn report_stuck(&mut self, inner: &ClusterInner, map: &Map, nodes: &Nodes) {
-        let stuck: Vec<_> = map::stuck(map, nodes).iter().map(ToString::to_string).collect();
-        if stuck.is_empty() {
+        let problem = stuck_problem(&map::stuck(map, nodes));
+        if problem.is_none() {
             self.stuck = None;
-            return inner.report(MOVES, None);
-        }
-        if self.stuck.get_or_insert_with(Instant::now).elapsed() < STUCK_FOR {
+        } else if self.stuck.get_or_insert_with(Instant::now).elapsed() < STUCK_FOR {
             return;
         }
-        let stuck = stuck.join(", ");
-        let problem = format!(
-            "replicas are to move away from node {stuck}, and no other node can take them: start the nodes that do not \
-             answer, or let another one join"
-        );
-        inner.report(MOVES, Some(problem));
+        inner.report(MOVES, problem);
     }
 }
 
-/// The next steps, in their order.
-async fn step(
+/// What is to move and cannot, with what to do.
+fn stuck_problem(stuck: &Stuck) -> Option<String> {
+    let list = |numbers: &BTreeSet<u64>| {
+        let numbers: Vec<_> = numbers.iter().map(ToString::to_string).collect();
+        numbers.join(", ")
+    };
+    let mut all = Vec::new();
+    if !stuck.nodes.is_empty() {
+        all.push(format!(
+            "replicas are to move away from node {}, and no other node can take them: start the nodes that do not answer, \
+             or let another one join",
+            list(&stuck.nodes)
+        ));
+    }
+    all.extend(stuck.replaced.iter().map(|(node, by)| {
+        format!(
+            "node {node} is to be replaced by node {by} alone, which does not answer or has replicas of the same \
+             partitions: remove node {node}, and its replicas move to several nodes"
+        )
+    }));
+    if !stuck.lost.is_empty() {
+        all.push(format!(
+            "most replicas of the partitions of groups {} are on nodes that do not answer, so none of their replicas can \
+             move: start these nodes",
+            list(&stuck.lost)
+        ));
+    }
+    (!all.is_empty()).then(|| all.join("; "))
+}
+
+/// The next steps, in their order. One that fails keeps no other one from being taken.
+async fn steps(
     inner: &ClusterInner,
     replica: &Replica,
     lasting: &mut Lasting,
@@ -130,22 +143,36 @@ async fn step(
     let Some(map) = inner.map() else {
         return found(inner, replica).await;
     };
-    learners(replica, &map).await?;
+    let learners = within(learners(replica, &map)).await;
     let members = replica.members().map_err(|error| error.to_string())?;
     let nodes = Nodes {
         ready: ready(inner, &map, &members),
         gone: lasting.gone(inner, &map),
+        hanging: hanging(inner, &map),
         may_spread,
     };
-    voters(inner, replica, &map, &members, &nodes).await?;
     lasting.report_stuck(inner, &map, &nodes);
+    let voters = within(voters(inner, replica, &map, &members, &nodes)).await;
     let placing = nodes.clone();
-    decide(replica, &map, move |map| {
+    let placed = within(decide(replica, &map, move |map| {
         map::place(map, &placing).map_err(|error| error.to_string())
-    })
-    .await?;
-    decide(replica, &map, move |map| Ok(map::plan(map, &nodes))).await?;
-    remove_nodes(replica, &map, &members).await
+    }));
+    let placed = placed.await;
+    let planned = within(decide(replica, &map, move |map| Ok(map::plan(map, &nodes)))).await;
+    let removed = within(remove_nodes(replica, &map, &members)).await;
+    learners.and(voters).and(placed).and(planned).and(removed)
+}
+
+async fn within(step: impl Future<Output = Result<(), String>>) -> Result<(), String> {
+    let done = timeout(STEP, step).await;
+    done.unwrap_or_else(|_| Err(format!("a step took longer than {STEP:?}")))
+}
+
+/// The moves that do not go on, by the word of the leaders of their groups.
+fn hanging(inner: &ClusterInner, map: &Map) -> BTreeSet<(GroupId, u64)> {
+    let mut hanging = inner.hanging.lock();
+    hanging.retain(|(group, changed)| map::unchanged(map, *group, *changed).is_ok());
+    hanging.clone()
 }
 
 /// The first entry of the map, on the node that made the cluster.
@@ -354,20 +381,23 @@ impl Spreading {
 }
 
 fn look(inner: &ClusterInner, map: &Map) -> LeadersSeen {
-    let here = map.partitions.values().filter_map(|partition| {
-        let own = partition.member_on(inner.number())?;
-        let leader = inner.node.replica(own.replica)?.leader();
-        Some((
-            partition.group,
-            leader.and_then(|leader| partition.node_of(leader)),
-        ))
-    });
     let off = clocks_off(inner, map);
+    let (states, led) = (inner.peers().states(), inner.peers().leaders());
+    let known = KnownNodes {
+        number: inner.number(),
+        states: &states.borrow(),
+        led: &led.borrow(),
+    };
+    let routing = inner.routing.load();
+    let leaders = map
+        .partitions
+        .values()
+        .map(|partition| (partition.group, routing.leader(partition, &known)));
     let able = map.nodes.keys().copied();
     LeadersSeen {
-        leaders: here.collect(),
+        leaders: leaders.collect(),
         able: able
-            .filter(|node| !off.contains(node) && inner.hears(*node))
+            .filter(|node| !off.contains(node) && known.is_alive(*node))
             .collect(),
     }
 }
@@ -398,23 +428,25 @@ fn next_move(map: &Map, seen: &LeadersSeen) -> Option<Move> {
 
 async fn ask(inner: &ClusterInner, map: &Map, wanted: Move) {
     let Move { group, from, to } = wanted;
-    let on = |partition: &PartitionRecord, node| partition.member_on(node).map(|member| member.replica);
-    let replicas = map.partitions.get(&group).and_then(|partition| {
-        let own = inner.node.replica(on(partition, inner.number())?)?;
-        Some((own, on(partition, from)?, on(partition, to)?))
-    });
-    let Some((own, leader, to_replica)) = replicas else {
+    let on = |node| {
+        let partition = map.partitions.get(&group)?;
+        Some(partition.member_on(node)?.replica)
+    };
+    let (Some(leader), Some(to_replica)) = (on(from), on(to)) else {
         return;
     };
-    let asked = match from == inner.number() {
-        true if own.has_nearly_all(to_replica) => own.transfer_to(to_replica).await,
-        true => return,
-        false => own.ask_to_hand_over((from, leader), to_replica).await,
+    let asked = match inner.node.replica(leader) {
+        Some(own) if own.has_nearly_all(to_replica) => own
+            .transfer_to(to_replica)
+            .await
+            .map_err(|error| error.to_string()),
+        Some(_) => return,
+        None => ask_to_hand_over(inner, group, (from, leader), to_replica).await,
     };
     match asked {
         Ok(()) => tracing::info!(group, from, to, "leadership is handed over, to spread it"),
         // It is asked again: for as long as a disk is full, for example.
-        Err(error) => tracing::debug!(group, from, to, %error, "leadership is not handed over"),
+        Err(problem) => tracing::debug!(group, from, to, problem, "leadership is not handed over"),
     }
 }
 
@@ -423,7 +455,7 @@ mod tests {
     use std::net::SocketAddr;
 
     use super::*;
-    use crate::map::{Founding, JoinRequest, MapMember, found};
+    use crate::map::{Founding, JoinRequest, MapMember, PartitionRecord, found};
 
     const AFTER: Duration = Duration::from_secs(10);
 
@@ -457,6 +489,7 @@ mod tests {
             begins: group * 100 + nodes[0],
             members: nodes.iter().map(member(group)).collect(),
             wanted: Vec::new(),
+            changed: 0,
         };
         let partitions = (1..).zip(partitions).map(partition);
         Map {

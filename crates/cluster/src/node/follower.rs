@@ -135,16 +135,17 @@ async fn obey(inner: &Arc<ClusterInner>, map: &Arc<Map>) -> bool {
         let member = partition.member_on(own);
         member.is_some_and(|member| is_to_be_made(inner, partition, member.replica))
     });
-    remove_what_moved_away(inner, map).await;
+    let removed = remove_what_moved_away(inner, map).await;
     let all: Vec<_> = here
         .map(|partition| make(Arc::clone(inner), Arc::clone(map), partition.clone()))
         .collect();
     let made: Vec<bool> = stream::iter(all).buffer_unordered(MADE_AT_A_TIME).collect().await;
-    knows_all && made.into_iter().all(|done| done)
+    knows_all && removed && made.into_iter().all(|done| done)
 }
 
-/// Removes the replicas on this node that the map has elsewhere by now.
-async fn remove_what_moved_away(inner: &Arc<ClusterInner>, map: &Map) {
+/// Removes the replicas on this node that the map has elsewhere by now. Says whether that is done.
+async fn remove_what_moved_away(inner: &Arc<ClusterInner>, map: &Map) -> bool {
+    let mut is_done = true;
     for replica in inner.node.replicas() {
         let (id, group) = (replica.id(), replica.group());
         if !map.has_moved_away((group, id), inner.number()) {
@@ -156,11 +157,13 @@ async fn remove_what_moved_away(inner: &Arc<ClusterInner>, map: &Map) {
         if removed.is_ok() {
             tracing::info!(replica = id, group, "a replica has moved away, and is removed");
         }
+        is_done &= removed.is_ok();
         let problem = removed
             .err()
             .map(|error| format!("it has moved away, and cannot be removed: {error}"));
         inner.report(&format!("replica {id}"), problem);
     }
+    is_done
 }
 
 /// Whether a replica is not there, or was kept by a stop from beginning its group.

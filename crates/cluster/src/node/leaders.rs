@@ -16,12 +16,13 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{StreamExt, stream};
 use tokio::time::{Instant, sleep};
 
-use crate::ids::ReplicaId;
+use crate::ids::{GroupId, ReplicaId};
 use crate::map::{MAP_GROUP, Map};
 use crate::node::clocks::clocks_off;
 use crate::node::shared::{ClusterInner, Group, groups};
 use crate::raft::Replica;
-use crate::transport::wire::NodeId;
+use crate::transport::Call;
+use crate::transport::wire::{HandOver, NodeId, Request, Response};
 
 /// So many leaders are asked at a time.
 const ASKED_AT_A_TIME: usize = 8;
@@ -48,16 +49,16 @@ async fn take_over_all(inner: &ClusterInner, map: &Map) {
     let all = groups(inner, map).into_iter();
     let partitions = all.filter(|group| group.replica.group() != MAP_GROUP);
     let asked = stream::iter(partitions).for_each_concurrent(ASKED_AT_A_TIME, async |group| {
-        if let Err(error) = take_over_one(inner, &group).await {
+        if let Err(problem) = take_over_one(inner, &group).await {
             let (group, node) = (group.replica.group(), inner.number());
-            tracing::warn!(group, node, %error, "leadership of a group is not taken over");
+            tracing::warn!(group, node, problem, "leadership of a group is not taken over");
         }
     });
     asked.await;
 }
 
 /// Asks the leader of a group to hand over; where it is silent, or there is none, stands for election.
-async fn take_over_one(inner: &ClusterInner, group: &Group) -> Result<(), crate::raft::ReplicaError> {
+async fn take_over_one(inner: &ClusterInner, group: &Group) -> Result<(), String> {
     let own = group.replica.id();
     let leader = group.replica.leader();
     if leader == Some(own) {
@@ -65,8 +66,34 @@ async fn take_over_one(inner: &ClusterInner, group: &Group) -> Result<(), crate:
     }
     let node = leader.and_then(|leader| Some((*group.members.get(&leader)?, leader)));
     match node.filter(|(node, _)| inner.hears(*node)) {
-        Some(at) => group.replica.ask_to_hand_over(at, own).await,
-        None => group.replica.elect().await,
+        Some(at) => ask_to_hand_over(inner, group.replica.group(), at, own).await,
+        None => group.replica.elect().await.map_err(|error| error.to_string()),
+    }
+}
+
+/// Asks the replica that leads a group, on another node, to hand over to another one. Whether it does shows later.
+///
+/// # Errors
+/// It does not answer, or refuses: it does not lead, or the other one lacks entries.
+pub(super) async fn ask_to_hand_over(
+    inner: &ClusterInner,
+    group: GroupId,
+    (node, leader): (NodeId, ReplicaId),
+    to: ReplicaId,
+) -> Result<(), String> {
+    let call = Call {
+        node,
+        group,
+        from: inner.identity.replica,
+        to: leader,
+        request: Request::HandOver(HandOver { to }),
+        within: inner.options.times.append,
+    };
+    match inner.peers().call(call).await {
+        Ok(Response::HandingOver) => Ok(()),
+        Ok(Response::Refusal(refusal)) => Err(refusal.to_string()),
+        Ok(other) => Err(format!("expected an answer to that, found {}", other.kind())),
+        Err(error) => Err(error.to_string()),
     }
 }
 

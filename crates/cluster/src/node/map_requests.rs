@@ -43,6 +43,9 @@ pub(super) async fn answer(inner: &ClusterInner, request: MapRequest) -> Result<
     let Some(replica) = replica else {
         return Err("this node does not lead the map's group any more: ask again".to_owned());
     };
+    if let MapRequest::Hangs { group, changed } = request {
+        inner.hanging.lock().insert((group, changed));
+    }
     let rule = move |map: Option<&Map>| match map {
         Some(map) => Ok(((), changes(map, &request)?)),
         None => Err("the cluster has no map yet: ask again".to_owned()),
@@ -63,12 +66,20 @@ fn leads(replica: &Replica) -> bool {
 
 fn changes(map: &Map, request: &MapRequest) -> Result<Option<map::Changes>, String> {
     let (node, role) = match request {
-        MapRequest::Moved { group, replicas } => {
+        MapRequest::Moved {
+            group,
+            replicas,
+            changed,
+        } => {
             let moved = Moved {
                 group: *group,
                 replicas: replicas.iter().copied().collect(),
+                changed: *changed,
             };
-            return map::moved(map, &moved);
+            return map::moved(map, &moved).map(Some);
+        }
+        MapRequest::IsUnchanged { group, changed } | MapRequest::Hangs { group, changed } => {
+            return map::unchanged(map, *group, *changed).map(|_| None);
         }
         MapRequest::Serve(node) => (node, NodeRole::Serves),
         MapRequest::Drain(node) => (node, NodeRole::Drains),

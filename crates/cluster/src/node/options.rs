@@ -34,6 +34,8 @@ pub struct NodeOptions {
     pub times: GroupTimes,
     /// How much there may be of anything of a group.
     pub limits: GroupLimits,
+    /// Bytes of tables that are sent to other nodes a second; 0: as many as there are.
+    pub transfer_rate: u64,
     /// Gets each log when it is open, on the runtime of the node. A log without threads has to be
     /// flushed by a task that this spawns: for simulations. Default: none.
     pub log_opened: Option<LogOpened>,
@@ -95,6 +97,9 @@ pub struct ClusterOptions {
     /// The replicas of a node that has not answered for so long are replaced by others, on other nodes.
     /// Default 5 min.
     pub replace_after: Duration,
+    /// Bytes of tables that the node sends to others a second, where replicas move or lack more than the log has; 0:
+    /// as many as there are. Default 100 MB.
+    pub transfer_rate: u64,
 }
 
 impl ClusterOptions {
@@ -118,6 +123,7 @@ impl ClusterOptions {
             look: Duration::from_millis(500),
             spread_after: Duration::from_secs(30),
             replace_after: Duration::from_secs(300),
+            transfer_rate: 100_000_000,
         }
     }
 

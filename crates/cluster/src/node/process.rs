@@ -11,7 +11,7 @@ use collie_io::Device;
 use collie_log::LogError;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::beat::Beat;
@@ -21,15 +21,13 @@ use crate::node::error::NodeError;
 use crate::node::options::NodeOptions;
 use crate::node::room::{MACHINES, reserves, watch_room};
 use crate::node::router::{Emptied, Router};
-use crate::raft::{FullDisks, Member, Replica, ReplicaOptions};
+use crate::raft::{FullDisks, Member, Replica, ReplicaOptions, Transfers};
 use crate::raftlog::{NodeLog, NodeStore, Quarantined, ReplicaLog, StoreError};
 use crate::transport::wire::NodeId;
 use crate::transport::{Network, Peers};
 
 /// So many replicas are opened at a time.
 const OPEN_AT_A_TIME: usize = 64;
-/// So many replicas of other nodes get tables at a time.
-const TRANSFERS: usize = 4;
 /// From one look at the length of the logs to the next.
 const MAINTENANCE: Duration = Duration::from_secs(1);
 
@@ -44,7 +42,7 @@ pub struct Node {
     full: Arc<FullDisks>,
     /// Of each disk.
     reserves: Vec<Option<DiskReserve>>,
-    transfers: Arc<Semaphore>,
+    transfers: Arc<Transfers>,
     maintenance: Mutex<JoinSet<()>>,
 }
 
@@ -104,6 +102,7 @@ impl Node {
         );
         let reserves = blocking(move || reserves(&of, &disks, &db)).await;
         let peers = Peers::start(network, options.peers.clone(), Arc::clone(&router) as _).await?;
+        let transfers = Arc::new(Transfers::new(options.transfer_rate));
         let node = Self {
             options,
             _emptied: Emptied(Arc::clone(&router)),
@@ -113,7 +112,7 @@ impl Node {
             changes: watch::Sender::new(0),
             full: Arc::default(),
             reserves,
-            transfers: Arc::new(Semaphore::new(TRANSFERS)),
+            transfers,
             maintenance: Mutex::default(),
         };
         {
@@ -218,22 +217,36 @@ impl Node {
         Ok(self.open(log, Some(disk)))
     }
 
-    /// Removes a replica for good: it is remembered that it was here.
+    /// What it sends of tables.
+    #[must_use]
+    pub fn transfers(&self) -> &Transfers {
+        &self.transfers
+    }
+
+    /// Removes a replica for good: it is remembered that it was here. Where that fails, the replica is closed, and
+    /// the same call goes on.
     ///
     /// # Errors
     /// [`NodeError::Unknown`], the log's, and [`NodeError::Files`].
     pub async fn remove(&self, id: ReplicaId) -> Result<(), NodeError> {
-        let replica = self.router.take(id).ok_or(NodeError::Unknown { replica: id })?;
+        let replica = self
+            .router
+            .replica(id)
+            .ok_or(NodeError::Unknown { replica: id })?;
         replica.close().await;
         self.router.store.remove(replica.group(), id).await?;
         let (device, dir) = (self.device(), self.machine_dir(id, None));
         match blocking(move || device.remove_dir_all(&dir)).await {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(NodeError::Files {
-                what: format!("removing the tables of replica {id}"),
-                problem: error.to_string(),
-            }),
-            _ => Ok(()),
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(NodeError::Files {
+                    what: format!("removing the tables of replica {id}"),
+                    problem: error.to_string(),
+                });
+            }
+            _ => {}
         }
+        self.router.forget(id);
+        Ok(())
     }
 
     fn open(&self, log: ReplicaLog, disk: Option<usize>) -> Arc<Replica> {

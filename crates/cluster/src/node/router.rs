@@ -40,8 +40,8 @@ impl Router {
         self.replicas.lock().insert(replica.id(), replica);
     }
 
-    pub(super) fn take(&self, id: ReplicaId) -> Option<Arc<Replica>> {
-        self.replicas.lock().remove(&id)
+    pub(super) fn forget(&self, id: ReplicaId) {
+        self.replicas.lock().remove(&id);
     }
 
     pub(super) fn take_all(&self) -> BTreeMap<ReplicaId, Arc<Replica>> {
@@ -80,7 +80,8 @@ impl Dispatch for Router {
         if let Request::ChangeMap(request) = incoming.request {
             return self.change_map(request, reply);
         }
-        match self.replica(to).filter(|replica| replica.group() == group) {
+        let here = self.replica(to).filter(|replica| replica.group() == group);
+        match here.filter(|replica| !replica.is_closed()) {
             Some(replica) => replica.handle(incoming, reply),
             None => reply.send(Response::Refusal(self.absent(group, to))),
         }

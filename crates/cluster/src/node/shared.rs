@@ -1,7 +1,7 @@
 //! What the tasks of a node share, and the groups that have replicas on it.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -38,6 +38,8 @@ pub(super) struct ClusterInner {
     pub(super) retires: AtomicBool,
     /// Woken when this node is to take over what others lead.
     pub(super) taking_over: Notify,
+    /// Groups whose moves do not go on, as their leaders say, each with the epoch of its partition's last change.
+    pub(super) hanging: Mutex<BTreeSet<(GroupId, u64)>>,
     /// What is wrong, by what it is about.
     problems: Mutex<BTreeMap<String, String>>,
 }
@@ -61,6 +63,7 @@ impl ClusterInner {
             looked: LastLook::default(),
             retires: AtomicBool::new(false),
             taking_over: Notify::new(),
+            hanging: Mutex::default(),
             problems: Mutex::default(),
         }
     }

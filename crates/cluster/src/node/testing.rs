@@ -130,8 +130,8 @@ impl ClusterInner {
     /// What this node knows.
     pub(super) fn status(&self) -> ClusterStatus {
         let map = self.map();
-        let states = self.peers().states();
-        let states = states.borrow();
+        // Nothing is held of what the problems are asked of, too: with a writer between them both would wait for ever.
+        let states = self.peers().states().borrow().clone();
         let members = self.map_replica().and_then(|replica| replica.members().ok());
         let voters = members.map(|members| members.voters).unwrap_or_default();
         let (own_map, map_leader) = self.replica_status(self.identity.replica);

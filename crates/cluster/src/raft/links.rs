@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use openraft::errors::{NetworkError, RPCError, Unreachable};
-use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::ids::{GroupId, ReplicaId};
 use crate::raft::followers::Followers;
 use crate::raft::options::GroupTimes;
+use crate::raft::transfers::{TransferTurn, Transfers};
 use crate::raft::types::Groups;
 use crate::transport::wire::{NodeId, Refusal, Request, Response};
 use crate::transport::{Call, PeerError, Peers};
@@ -29,8 +29,7 @@ pub(super) struct ReplicaLinks {
     pub(super) followers: Arc<Followers>,
     /// Numbers of the snapshots that were offered.
     pub(super) snapshots: Arc<AtomicU64>,
-    /// Of the node: what is sent of them at a time.
-    pub(super) transfers: Arc<Semaphore>,
+    pub(super) transfers: Arc<Transfers>,
 }
 
 /// The link to one other replica.
@@ -84,9 +83,8 @@ impl ReplicaLink {
     }
 
     /// Waits for its turn to send tables.
-    pub(super) async fn transfer_turn(&self) -> Result<SemaphorePermit<'_>, Failed> {
-        let turn = self.links.transfers.acquire().await;
-        turn.map_err(|error| NetworkError::new(&error).into())
+    pub(super) async fn transfer_turn(&self) -> TransferTurn {
+        self.links.transfers.turn(self.target).await
     }
 
     pub(super) async fn call(&self, request: Request, within: Duration) -> Result<Response, Failed> {

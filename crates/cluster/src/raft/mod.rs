@@ -31,6 +31,7 @@ mod running;
 mod snapshots;
 mod tasks;
 mod ticks;
+mod transfers;
 mod types;
 
 pub(crate) use commands::count;
@@ -42,6 +43,7 @@ pub use machine::{SnapshotBuilder, SnapshotData, open_machine};
 pub use members::AppliedRows;
 pub use options::{GroupLimits, GroupTimes, ReplicaOptions};
 pub use replica::{Executed, Replica, Rows};
+pub use transfers::Transfers;
 #[cfg(feature = "testing")]
 pub use types::seed_draws;
 pub use types::{EncodedEffects, Groups, Member, Members, ReplicaState};

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use collie_io::Clock;
 use openraft::{Config, SnapshotPolicy};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use crate::beat::Beat;
 use crate::raft::followers::FullDisks;
+use crate::raft::transfers::Transfers;
 use crate::raftlog::ReplicaLog;
 use crate::replica_store::MachineOptions;
 use crate::transport::Peers;
@@ -115,6 +116,6 @@ pub struct ReplicaOptions {
     pub changes: watch::Sender<u64>,
     /// Of the node: what its leaders learn of the disks of others.
     pub full: Arc<FullDisks>,
-    /// Of the node: so many tables are sent to others at a time.
-    pub transfers: Arc<Semaphore>,
+    /// Of the node: the tables that are sent to others.
+    pub transfers: Arc<Transfers>,
 }

@@ -20,8 +20,8 @@ use crate::raft::options::ReplicaOptions;
 use crate::raft::running::{Failures, Now, Running, supervise};
 use crate::raft::types::{Member, ReplicaState};
 use crate::raftlog::Patience;
-use crate::transport::wire::{HandOver, NodeId, Refusal, Request, Response};
-use crate::transport::{Call, Incoming, Reply};
+use crate::transport::wire::{Refusal, Request, Response};
+use crate::transport::{Incoming, Reply};
 
 /// A member of a group on this node. It runs until it is [closed](Self::close) or dropped.
 pub struct Replica {
@@ -185,36 +185,6 @@ impl Replica {
         })
     }
 
-    /// Asks the replica that leads, on another node, to hand over to a member of the group. Whether it
-    /// does shows later.
-    ///
-    /// # Errors
-    /// It does not answer, or refuses: it does not lead, or that member lacks entries.
-    pub async fn ask_to_hand_over(
-        &self,
-        (node, leader): (NodeId, ReplicaId),
-        to: ReplicaId,
-    ) -> Result<(), ReplicaError> {
-        let call = Call {
-            node,
-            group: self.group,
-            from: self.id,
-            to: leader,
-            request: Request::HandOver(HandOver { to }),
-            within: self.options.times.append,
-        };
-        let problem = match self.options.peers.call(call).await {
-            Ok(Response::HandingOver) => return Ok(()),
-            Ok(Response::Refusal(refusal)) => format!("{refusal:?}"),
-            Ok(other) => format!("expected an answer to that, found {}", other.kind()),
-            Err(error) => error.to_string(),
-        };
-        Err(ReplicaError::Raft {
-            replica: leader,
-            problem,
-        })
-    }
-
     /// Whether it stands for election, and takes over where another one hands over to it. To be said
     /// again and again: a replica that is opened anew stands.
     pub fn set_stands(&self, stands: bool) {
@@ -308,6 +278,11 @@ impl Replica {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Whether it is closed, or about to be.
+    pub(crate) fn is_closed(&self) -> bool {
+        *self.stop.borrow()
     }
 
     /// Ends the replica, and closes its store. What is not in tables is in its log.

@@ -12,6 +12,7 @@ use crate::blocking::blocking;
 use crate::ids::{ReplicaId, Vote};
 use crate::raft::links::{ASK_WITHIN, ReplicaLink};
 use crate::raft::machine::{Raft, SnapshotData, meta};
+use crate::raft::transfers::{Sending, TransferTurn};
 use crate::raft::types::{Groups, from_vote, to_vote};
 use crate::replica_store::{Description, Machine, MachineError, Missing, Position, Staging, Transfer};
 use crate::transport::wire::{
@@ -213,16 +214,21 @@ pub(super) async fn send(link: &ReplicaLink, vote: Vote, machine: Machine) -> Re
         Response::HasRoom => {}
         other => return Err(link.unexpected(&other).into()),
     }
-    let _turn = link.transfer_turn().await?;
+    let turn = link.transfer_turn().await;
     let transfer = blocking(move || machine.transfer()).await.map_err(broken)?;
     let transfer = Arc::new(transfer);
-    let sent = send_transfer(link, vote, &transfer).await;
+    let sent = send_transfer(link, &turn, vote, &transfer).await;
     // It removes its files, and that blocks.
     blocking(move || drop(transfer)).await;
     sent
 }
 
-async fn send_transfer(link: &ReplicaLink, vote: Vote, transfer: &Arc<Transfer>) -> Result<Vote, SendFailed> {
+async fn send_transfer(
+    link: &ReplicaLink,
+    turn: &TransferTurn,
+    vote: Vote,
+    transfer: &Arc<Transfer>,
+) -> Result<Vote, SendFailed> {
     let snapshot = link.next_snapshot();
     let piece_within = link.times().piece;
     let description = transfer.description();
@@ -242,6 +248,12 @@ async fn send_transfer(link: &ReplicaLink, vote: Vote, transfer: &Arc<Transfer>)
     if wanted.vote > vote {
         return Ok(wanted.vote);
     }
+    turn.is_at(Sending {
+        group: link.links.group,
+        node: link.node,
+        sent: wanted.from.iter().fold(0, |sum, from| from.saturating_add(sum)),
+        bytes: description.bytes(),
+    });
     for (file, from) in wanted.from.into_iter().enumerate() {
         let size = description.files.get(file).map_or(0, |file| file.size);
         let mut offset = from;
@@ -250,7 +262,8 @@ async fn send_transfer(link: &ReplicaLink, vote: Vote, transfer: &Arc<Transfer>)
             let bytes = blocking(move || reading.read(file, offset))
                 .await
                 .map_err(broken)?;
-            let next = offset + bytes.len() as u64;
+            let (len, next) = (bytes.len(), offset + bytes.len() as u64);
+            turn.wait_to_send(len).await;
             let piece = Piece {
                 snapshot,
                 file: u32::try_from(file).unwrap_or(u32::MAX),
@@ -258,7 +271,10 @@ async fn send_transfer(link: &ReplicaLink, vote: Vote, transfer: &Arc<Transfer>)
                 bytes: Payload(bytes),
             };
             match link.call(Request::Piece(piece), piece_within).await? {
-                Response::Stored(stored) if stored.upto == next => offset = next,
+                Response::Stored(stored) if stored.upto == next => {
+                    turn.sent(len);
+                    offset = next;
+                }
                 other => return Err(link.unexpected(&other).into()),
             }
         }

@@ -256,6 +256,7 @@ pub(crate) fn node_options(dir: &std::path::Path, log: LogOptions, peers: PeersO
         },
         times: times(),
         limits: GroupLimits::default(),
+        transfer_rate: 0,
         log_opened: None,
     }
 }

@@ -175,6 +175,7 @@ fn expected_map() -> Map {
         }],
         begins: replica,
         wanted: Vec::new(),
+        changed: 0,
     };
     Map {
         cluster,

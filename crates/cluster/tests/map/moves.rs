@@ -21,14 +21,17 @@ fn cluster(first: usize, then: usize, replicas: u8) -> Vec<Site> {
         if at == first {
             settled(&sites[..first], first, PARTITIONS);
         }
-        let begin = match at {
-            0 => bootstrap(replicas, PARTITIONS),
-            _ => Begin::Join(vec![sites[0].peer]),
-        };
-        start(site, begin);
+        start(site, begin(&sites[0], at, replicas));
     }
     settled(&sites, first + then, PARTITIONS);
     sites
+}
+
+fn begin(first: &Site, at: usize, replicas: u8) -> Begin {
+    match at {
+        0 => bootstrap(replicas, PARTITIONS),
+        _ => Begin::Join(vec![first.peer]),
+    }
 }
 
 fn start(site: &Site, begin: Begin) {
@@ -104,15 +107,22 @@ fn has_replicas(map: &Map, node: u64) -> bool {
     partitions.any(|partition| partition.all().any(|member| member.node == node))
 }
 
-/// A node has no replica but that of the map, and no tables.
-fn assert_empty(site: &Site) {
+/// A node has the replicas that the map has there, and no others, nor their tables.
+fn assert_has_no_others(site: &Site) {
     until(
         std::slice::from_ref(site),
         "removal of what has moved away",
         || {
-            let left = site.with(|node, _| node.node().replicas().len());
-            let tables = std::fs::read_dir(site.disk().join("replicas")).unwrap().count();
-            (left == 1 && tables == 1).then_some(())
+            let (map, own) = (site.map()?, site.with(|node, _| node.identity().node));
+            let here = map.partitions.values().filter_map(|one| one.member_on(own));
+            let here = here.map(|member| member.replica).chain([map.nodes[&own].replica]);
+            let here: BTreeSet<_> = here.collect();
+            let replicas = site.with(|node, _| node.node().replicas());
+            let are: BTreeSet<_> = replicas.iter().map(|replica| replica.id()).collect();
+            let tables = std::fs::read_dir(site.disk().join("replicas")).unwrap();
+            let tables = tables.map(|dir| dir.unwrap().file_name().into_string().unwrap());
+            let tables: BTreeSet<u64> = tables.map(|id| id.parse().unwrap()).collect();
+            (are == here && tables == here).then_some(())
         },
     );
 }
@@ -126,7 +136,7 @@ fn replicas_of_a_drained_node_move_and_lose_nothing() {
     let map = placed(&sites, "moves", |map| !has_replicas(map, 1));
     write(&sites, "after");
     assert_has(&sites, &["before", "meanwhile", "after"]);
-    assert_empty(&sites[0]);
+    assert_has_no_others(&sites[0]);
     assert_eq!(map.nodes[&1].role, NodeRole::Drains);
     assert_eq!(map.nodes.len(), 4);
     // A stop before its tables were removed: they are when it starts.
@@ -147,7 +157,7 @@ fn replicas_of_a_drained_node_move_and_lose_nothing() {
         !has_replicas(map, 2) && has_replicas(map, 1)
     });
     assert_has(&sites, &["before", "meanwhile", "after"]);
-    assert_empty(&sites[1]);
+    assert_has_no_others(&sites[1]);
 }
 
 #[test]
@@ -162,7 +172,7 @@ fn what_a_dead_node_had_is_replaced_and_goes_when_it_is_back() {
     write(&sites, "with two of four");
     assert_has(&sites, &["before", "after", "with two of four"]);
     start(&sites[2], Begin::Start);
-    assert_empty(&sites[2]);
+    assert_has_no_others(&sites[2]);
 }
 
 #[test]
@@ -231,6 +241,41 @@ fn replicas_that_cannot_move_are_a_problem_until_they_can() {
 }
 
 #[test]
+fn a_move_that_hangs_is_a_problem_and_turns_to_another_node() {
+    let all = sites(5);
+    let (sites, last) = all.split_at(4);
+    for (at, site) in sites.iter().enumerate() {
+        if at == 3 {
+            settled(&sites[..3], 3, PARTITIONS);
+        }
+        start(site, begin(&sites[0], at, 3));
+    }
+    let map = settled(sites, 4, PARTITIONS);
+    write(sites, "before");
+    // No replica can be made on node 4.
+    let ids = map.cluster.next_replica..map.cluster.next_replica + 100;
+    let blocked = sites[3].disk().join("replicas");
+    for id in ids {
+        std::fs::write(blocked.join(id.to_string()), "no directory").unwrap();
+    }
+    ask(&sites[1], NodeRequest::Drain(1)).unwrap();
+    until(sites, "a problem", || {
+        let mut problems = sites.iter().flat_map(|site| site.status().problems);
+        let said = problems.find(|(_, text)| text.contains("has not gone on for"));
+        said.map(|(_, text)| assert!(text.contains("have not all entries yet"), "{text}"))
+    });
+    start(&last[0], begin(&sites[0], 4, 3));
+    let map = placed(sites, "moves", |map| !has_replicas(map, 1));
+    assert!(has_replicas(&map, 5) && !has_replicas(&map, 4));
+    assert_has(&all, &["before"]);
+    until(sites, "no problem", || {
+        let mut problems = sites.iter().flat_map(|site| site.status().problems);
+        let moves = |(about, _): &(String, String)| about.starts_with("the partition of group");
+        (!problems.any(|problem| moves(&problem))).then_some(())
+    });
+}
+
+#[test]
 fn the_only_replica_of_a_partition_moves() {
     let sites = cluster(1, 1, 1);
     write(&sites, "before");
@@ -238,7 +283,7 @@ fn the_only_replica_of_a_partition_moves() {
     placed(&sites, "moves", |map| !has_replicas(map, 1));
     write(&sites, "after");
     assert_has(&sites, &["before", "after"]);
-    assert_empty(&sites[0]);
+    assert_has_no_others(&sites[0]);
 }
 
 #[test]

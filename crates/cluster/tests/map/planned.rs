@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use collie_cluster::testing::map::{
-    Changes, Map, MapError, Moved, NodeRole, Nodes, PartitionRecord, leave, moved, plan, set_role, stuck,
-    voters,
+    Changes, Map, MapError, Moved, NodeRole, Nodes, PartitionRecord, Stuck, leave, moved, plan, set_role,
+    stuck, voters,
 };
 use proptest::prelude::*;
 
@@ -22,6 +22,7 @@ fn nodes(map: &Map, gone: &[u64], may_spread: bool) -> Nodes {
     Nodes {
         ready: ready.collect(),
         gone: gone.iter().copied().collect(),
+        hanging: BTreeSet::new(),
         may_spread,
     }
 }
@@ -32,10 +33,28 @@ fn given(map: Map, node: u64, role: NodeRole) -> Map {
 }
 
 fn end(map: Map, group: u64) -> Map {
-    let wanted = map.partitions[&group].wanted.iter();
-    let replicas = wanted.map(|member| member.replica).collect();
-    let changes = moved(&map, &Moved { group, replicas }).unwrap().unwrap();
+    let changes = moved(&map, &done(&map, group)).unwrap();
     map.with(changes)
+}
+
+/// Raft has brought a group to what it is to have.
+fn done(map: &Map, group: u64) -> Moved {
+    let partition = &map.partitions[&group];
+    Moved {
+        group,
+        replicas: partition.wanted.iter().map(|member| member.replica).collect(),
+        changed: partition.changed,
+    }
+}
+
+fn begun(map: &Map, nodes: &Nodes) -> Map {
+    map.clone().with(plan(map, nodes).unwrap())
+}
+
+/// The nodes that a partition is to be on.
+fn wanted_on(map: &Map, group: u64) -> BTreeSet<u64> {
+    let lasting = map.partitions[&group].lasting().iter();
+    lasting.map(|member| member.node).collect()
 }
 
 fn moving(map: &Map) -> Vec<u64> {
@@ -94,11 +113,11 @@ fn replicas_of_a_node_that_is_gone_move_where_others_are() {
     let three = map(3, 4, 3, 3);
     let gone = nodes(&three, &[3], true);
     assert_eq!(plan(&three, &gone), None);
-    assert_eq!(stuck(&three, &gone), BTreeSet::from([3]));
-    assert_eq!(stuck(&three, &nodes(&three, &[], true)), BTreeSet::new());
+    assert_eq!(stuck(&three, &gone).nodes, BTreeSet::from([3]));
+    assert_eq!(stuck(&three, &nodes(&three, &[], true)), Stuck::default());
     let four = map(3, 4, 3, 4);
     let gone = nodes(&four, &[3], true);
-    assert_eq!(stuck(&four, &gone), BTreeSet::new(), "they move");
+    assert_eq!(stuck(&four, &gone), Stuck::default(), "they move");
     let after = settle(four, &gone);
     assert_eq!(on_node(&after), BTreeMap::from([(1, 4), (2, 4), (3, 0), (4, 4)]));
 }
@@ -210,30 +229,134 @@ fn a_move_is_over_only_with_the_replicas_that_are_wanted() {
     let begun = draining
         .clone()
         .with(plan(&draining, &nodes(&draining, &[], false)).unwrap());
-    let said = |replicas: &[u64]| {
-        let replicas = replicas.iter().copied().collect();
-        moved(&begun, &Moved { group: 1, replicas })
+    let members = begun.partitions[&1].members.iter();
+    let other = Moved {
+        replicas: members.map(|member| member.replica).collect(),
+        ..done(&begun, 1)
     };
-    let members: Vec<_> = begun.partitions[&1]
-        .members
-        .iter()
-        .map(|member| member.replica)
-        .collect();
-    let refused = said(&members).unwrap_err();
+    let refused = moved(&begun, &other).unwrap_err();
     assert!(refused.contains("is to have the replicas"), "{refused}");
-    let wanted: Vec<_> = begun.partitions[&1]
-        .wanted
-        .iter()
-        .map(|member| member.replica)
+    let said = done(&begun, 1);
+    let after = begun.clone().with(moved(&begun, &said).unwrap());
+    assert!(after.partitions[&1].wanted.is_empty());
+    let refused = moved(&after, &said).unwrap_err();
+    assert!(refused.contains("was changed with epoch"), "{refused}");
+}
+
+#[test]
+fn a_word_that_comes_late_ends_no_later_move() {
+    let five = map(1, 1, 1, 3);
+    let draining = given(five, 1, NodeRole::Drains);
+    let (all, none) = (nodes(&draining, &[], false), nodes(&draining, &[2, 3], false));
+    // Twice it begins, and is taken back: the group has what it had, each time.
+    let back = begun(&begun(&draining, &all), &none);
+    let first = done(&back, 1);
+    let back = begun(&begun(&end(back, 1), &all), &none);
+    assert_eq!(done(&back, 1).replicas, first.replicas);
+    let refused = moved(&back, &first).unwrap_err();
+    assert!(refused.contains("was changed with epoch"), "{refused}");
+}
+
+#[test]
+fn a_move_that_hangs_goes_to_another_node_if_there_is_any() {
+    let five = map(3, 1, 3, 5);
+    let draining = given(five, 1, NodeRole::Drains);
+    let first = begun(&draining, &nodes(&draining, &[], false));
+    assert_eq!(wanted_on(&first, 1), BTreeSet::from([2, 3, 4]));
+    let hangs = |map: &Map, gone: &[u64]| Nodes {
+        hanging: BTreeSet::from([(1, map.partitions[&1].changed)]),
+        ..nodes(map, gone, false)
+    };
+    assert_eq!(plan(&first, &hangs(&first, &[5])), None, "it may go on");
+    let second = begun(&first, &hangs(&first, &[]));
+    assert_eq!(wanted_on(&second, 1), BTreeSet::from([2, 3, 5]));
+    assert_eq!(plan(&second, &hangs(&first, &[])), None, "this one does not hang");
+    let third = begun(&second, &hangs(&second, &[]));
+    assert_eq!(wanted_on(&third, 1), BTreeSet::from([2, 3, 4]));
+    // To one node alone it goes to no other.
+    let replacing = given(map(3, 1, 3, 5), 1, NodeRole::Leaves { to: Some(5) });
+    let first = begun(&replacing, &nodes(&replacing, &[], false));
+    assert_eq!(wanted_on(&first, 1), BTreeSet::from([2, 3, 5]));
+    assert_eq!(plan(&first, &hangs(&first, &[])), None);
+    let back = begun(&first, &nodes(&first, &[5], false));
+    assert_eq!(wanted_on(&back, 1), BTreeSet::from([1, 2, 3]));
+    let ended = end(back, 1);
+    let now = nodes(&ended, &[5], false);
+    assert_eq!(plan(&ended, &now), None);
+    assert_eq!(stuck(&ended, &now).replaced, BTreeMap::from([(1, 5)]));
+}
+
+#[test]
+fn what_is_taken_back_goes_on_where_another_node_is_gone() {
+    let five = map(3, 1, 3, 5);
+    let draining = given(five, 1, NodeRole::Drains);
+    let first = begun(&draining, &nodes(&draining, &[5], false));
+    let back = begun(&first, &nodes(&first, &[4, 5], false));
+    assert_eq!(wanted_on(&back, 1), BTreeSet::from([1, 2, 3]));
+    let on = begun(&back, &nodes(&back, &[3, 4], false));
+    assert_eq!(wanted_on(&on, 1), BTreeSet::from([1, 2, 5]), "what is gone first");
+}
+
+#[test]
+fn a_move_waits_for_a_node_that_has_enough_to_do() {
+    let five = map(3, 8, 3, 5);
+    let draining = given(five, 1, NodeRole::Drains);
+    let first = begun(&draining, &nodes(&draining, &[], false));
+    assert_eq!(moving(&first).len(), 4, "two at each new node");
+    // Those of node 4 could go to node 5, once it has less to do.
+    assert_eq!(plan(&first, &nodes(&first, &[4], false)), None);
+    let to = |map: &Map, node| {
+        let groups = moving(map).into_iter();
+        groups
+            .filter(|group| wanted_on(map, *group).contains(&node))
+            .collect::<Vec<_>>()
+    };
+    let done = to(&first, 5)[0];
+    let next = end(first.clone(), done);
+    let turned = begun(&next, &nodes(&next, &[4], false));
+    assert_eq!(to(&turned, 5).len(), 2);
+    assert_eq!(to(&turned, 4).len(), 1);
+}
+
+#[test]
+fn partitions_without_a_majority_keep_no_others_from_moving() {
+    // Partitions 1 and 4 are on nodes 1 to 3, 2 and 5 on 2 to 4, and so on.
+    let five = map(3, 10, 5, 6);
+    let draining = given(five.clone(), 6, NodeRole::Drains);
+    // While moves to a node begin, two of those that stay are lost.
+    let gone = nodes(&draining, &[1, 2], true);
+    let lost: BTreeSet<u64> = draining
+        .partitions
+        .values()
+        .filter(|partition| partition.member_on(1).is_some() && partition.member_on(2).is_some())
+        .map(|partition| partition.group)
         .collect();
-    let done = begun.clone().with(said(&wanted).unwrap().unwrap());
-    assert!(done.partitions[&1].wanted.is_empty());
-    let replicas = wanted.into_iter().collect();
-    assert_eq!(
-        moved(&done, &Moved { group: 1, replicas }),
-        Ok(None),
-        "said again"
-    );
+    assert_eq!(stuck(&draining, &gone).lost, lost);
+    let serving = given(draining, 6, NodeRole::Serves);
+    let mut after = serving;
+    for _ in 0..100 {
+        let Some(changes) = plan(&after, &gone) else { break };
+        after = after.with(changes);
+        for group in moving(&after) {
+            assert!(!lost.contains(&group), "raft can change nothing there");
+            after = end(after, group);
+        }
+    }
+    let on_gone = |group: u64| wanted_on(&after, group).iter().any(|node| *node < 3);
+    let left = after.partitions.keys().copied().filter(|group| on_gone(*group));
+    assert_eq!(left.collect::<BTreeSet<_>>(), lost, "all others have moved");
+    // One that was lost while it moved takes no place of others.
+    let replacing = given(five, 1, NodeRole::Leaves { to: Some(6) });
+    let begun = begun(&replacing, &nodes(&replacing, &[], false));
+    let moving = moving(&begun);
+    assert_eq!(moving.len(), 2, "two at a time");
+    let mut gone = wanted_on(&begun, moving[0]);
+    gone.remove(&6);
+    let now = nodes(&begun, &gone.into_iter().collect::<Vec<_>>(), false);
+    assert!(stuck(&begun, &now).lost.contains(&moving[0]));
+    let on = plan(&begun, &now).unwrap().partitions;
+    assert!(on.iter().all(|partition| partition.group != moving[0]));
+    assert!(on.iter().any(|partition| partition.member_on(6).is_some()));
 }
 
 #[test]

@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use collie_cluster::Begin;
+use collie_server::cluster::NodeRequest;
 
 use super::sites::{Site, bootstrap, settled, sites, until};
 
 const PARTITIONS: u16 = 9;
 
 /// A cluster whose leaders are spread after so long.
-fn cluster(spread_after: Duration) -> Vec<Site> {
-    let sites = sites(3);
+fn cluster(nodes: usize, spread_after: Duration) -> Vec<Site> {
+    let sites = sites(nodes);
     for (number, site) in sites.iter().enumerate() {
         let begin = match number {
             0 => bootstrap(3, PARTITIONS),
@@ -18,7 +19,7 @@ fn cluster(spread_after: Duration) -> Vec<Site> {
         };
         start(site, begin, spread_after);
     }
-    settled(&sites, 3, PARTITIONS);
+    settled(&sites, nodes, PARTITIONS);
     sites
 }
 
@@ -39,7 +40,7 @@ fn leads(sites: &[Site]) -> Vec<usize> {
 #[test]
 fn leaders_are_spread_again_when_a_node_is_back() {
     let after = Duration::from_millis(300);
-    let sites = cluster(after);
+    let sites = cluster(3, after);
     until(&sites, "leaders on all nodes", || {
         (leads(&sites) == [3, 3, 3]).then_some(())
     });
@@ -56,8 +57,33 @@ fn leaders_are_spread_again_when_a_node_is_back() {
 }
 
 #[test]
+fn leaders_are_spread_by_a_node_without_a_replica_of_theirs() {
+    let sites = cluster(4, Duration::from_secs(1));
+    // It leads the map's group all the same.
+    let drained = sites[0].with(|node, runtime| {
+        let request = NodeRequest::Drain(1);
+        runtime.block_on(node.cluster().change_node(request))
+    });
+    drained.unwrap();
+    until(&sites, "leaders on the others", || {
+        let map = sites[0].map()?;
+        let mut partitions = map.partitions.values();
+        let all_moved = partitions.all(|one| one.wanted.is_empty() && one.member_on(1).is_none());
+        (all_moved && leads(&sites) == [0, 3, 3, 3]).then_some(())
+    });
+    // One leads all, until they are spread again.
+    until(&sites, "a node that leads most", || {
+        let taken = sites[3].with(|node, _| node.cluster().take_over());
+        (taken.is_err() || leads(&sites)[3] > 6).then_some(())
+    });
+    until(&sites, "leaders on the others again", || {
+        (leads(&sites) == [0, 3, 3, 3]).then_some(())
+    });
+}
+
+#[test]
 fn a_node_takes_over_all_its_replicas_where_it_is_asked_to() {
-    let sites = cluster(Duration::from_secs(3600));
+    let sites = cluster(3, Duration::from_secs(3600));
     let asked = &sites[2];
     until(&sites, "it leads all", || {
         let taken = asked.with(|node, _| node.cluster().take_over());

@@ -179,6 +179,7 @@ impl Place {
                 },
                 ..MachineOptions::new(Arc::new(Runs))
             },
+            transfer_rate: 0,
             times: GroupTimes {
                 heartbeat: Duration::from_millis(100),
                 election_min: Duration::from_millis(400),

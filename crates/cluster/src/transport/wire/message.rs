@@ -254,6 +254,8 @@ pub enum MapRequest {
         /// Its replicas.
         #[serde(deserialize_with = "list::<_, _, MEMBERS_MAX>")]
         replicas: Vec<ReplicaId>,
+        /// The epoch with which the map had these.
+        changed: u64,
     },
     /// A node is to have replicas.
     Serve(NodeId),
@@ -267,6 +269,21 @@ pub enum MapRequest {
         node: NodeId,
         /// The other one.
         by: NodeId,
+    },
+    /// Whether a group is to have the replicas that it was to have with an epoch. The map does not change.
+    IsUnchanged {
+        /// The group.
+        group: GroupId,
+        /// The epoch.
+        changed: u64,
+    },
+    /// A group cannot be brought to the replicas that it was to have with an epoch: another node may be able to take
+    /// the new one.
+    Hangs {
+        /// The group.
+        group: GroupId,
+        /// The epoch.
+        changed: u64,
     },
 }
 

@@ -144,6 +144,15 @@ fn requests() -> Vec<(&'static str, Request)> {
     let moved = MapRequest::Moved {
         group: 43,
         replicas: vec![44, 45],
+        changed: 51,
+    };
+    let unchanged = MapRequest::IsUnchanged {
+        group: 52,
+        changed: 530,
+    };
+    let hangs = MapRequest::Hangs {
+        group: 54,
+        changed: 550,
     };
     let replace = MapRequest::Replace { node: 49, by: 50 };
     vec![
@@ -163,6 +172,8 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("change-map-drain", Request::ChangeMap(MapRequest::Drain(47))),
         ("change-map-remove", Request::ChangeMap(MapRequest::Remove(48))),
         ("change-map-replace", Request::ChangeMap(replace)),
+        ("change-map-is-unchanged", Request::ChangeMap(unchanged)),
+        ("change-map-hangs", Request::ChangeMap(hangs)),
     ]
 }
 

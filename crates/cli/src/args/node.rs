@@ -26,13 +26,14 @@ pub(crate) struct NodeArgs {
     /// is looked up once, at the start.
     #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     pub(crate) listen: SocketAddr,
-    /// Where other nodes send clients, if that is not --listen. It is final.
+    /// Where other nodes send clients, if that is not --listen.
     #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     pub(crate) advertise_client: Option<SocketAddr>,
     /// Where to listen for the other nodes. Off loopback it needs certificates.
     #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     pub(crate) peer: SocketAddr,
-    /// Where the other nodes reach it, if that is not --peer. It is final.
+    /// Where the other nodes reach it, if that is not --peer. A node may be started with other addresses than before:
+    /// it tells the others.
     #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     pub(crate) advertise_peer: Option<SocketAddr>,
     /// Make a new cluster, of which this is the first node.
@@ -45,8 +46,8 @@ pub(crate) struct NodeArgs {
     /// With --bootstrap: how many partitions there are, of up to 4096. Default: 32.
     #[arg(long, value_name = "N", requires = "bootstrap", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) partitions: u16,
-    /// Join the cluster of these nodes: their addresses for other nodes. Of a node that has joined, it
-    /// changes nothing.
+    /// Join the cluster of these nodes: their addresses for other nodes. A node that has joined finds the others there
+    /// if all of them have other addresses than before.
     #[arg(long, value_name = "ADDR:PORT", value_delimiter = ',', value_parser = address)]
     pub(crate) join: Vec<SocketAddr>,
     /// The CA of the cluster's nodes, this node's certificate and its private key, in PEM, as `collie
@@ -72,6 +73,14 @@ pub(crate) struct NodeArgs {
     /// nodes should be started with the same.
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u32).range(10..))]
     pub(crate) replace_after: u32,
+    /// How many bytes of tables the node sends to others in a second, where replicas move or lack more than the log
+    /// has, as in 100mb; 0: as many as there are.
+    #[arg(long, value_name = "BYTES", default_value = "100mb", value_parser = rate)]
+    pub(crate) transfer_rate: u64,
+    /// Nodes of one zone may fail together, as those of a rack: replicas of a partition are in different zones, where
+    /// there are so many. Default: a zone of its own.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) zone: Option<String>,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
     #[command(flatten)]
@@ -87,6 +96,10 @@ pub(super) fn log_limit(text: &str) -> Result<u64, String> {
         LOG_LIMIT_MIN.. => Ok(bytes),
         _ => Err("expected at least 64mb: the largest entry has 8mb".to_owned()),
     }
+}
+
+fn rate(text: &str) -> Result<u64, String> {
+    u64::try_from(size(text)?).map_err(|_| "expected no less than 0".to_owned())
 }
 
 /// Which logs a node has.

@@ -254,6 +254,8 @@ fn options(args: &NodeArgs) -> anyhow::Result<ClusterOptions> {
     );
     options.listen = args.peer;
     options.replace_after = Duration::from_secs(args.replace_after.into());
+    options.transfer_rate = args.transfer_rate;
+    options.zone = args.zone.clone().unwrap_or_default();
     // It holds little: it needs no threads beside those that are there.
     options.own = Options {
         shared: Some(shared.clone()),

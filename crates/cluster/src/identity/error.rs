@@ -95,20 +95,16 @@ pub enum IdentityError {
         /// How many it was given.
         found: usize,
     },
-    /// The node has another address than it had.
+    /// The node runs already, elsewhere.
     #[error(
-        "node {node} is in the map with {what} address {expected}, and is started with {found}: start it with \
-         {expected}; if its directory was copied from another node, give this one an empty directory"
+        "node {node} runs at {there}, and two processes of one node would vote twice: stop that one, or, if this directory \
+         was copied from it, give this node an empty directory"
     )]
-    Address {
+    Runs {
         /// The node.
         node: u64,
-        /// Which address.
-        what: &'static str,
-        /// What it has.
-        expected: SocketAddr,
-        /// What it was given.
-        found: SocketAddr,
+        /// Where other nodes reach that process.
+        there: SocketAddr,
     },
     /// A cluster is to be made where a node is.
     #[error(

@@ -11,7 +11,7 @@
 //! 1. A process stores its token before it asks to join.
 //! 2. Numbers are given out once; a replica is made once.
 //! 3. Disk marks are compared before anything opens.
-//! 4. Addresses never change.
+//! 4. A node's addresses change by its own word alone.
 //! 5. Voters are an odd number.
 //! 6. An unreadable map is not followed.
 //! 7. A node's time follows jumps only when most confirm them.
@@ -25,7 +25,7 @@ pub use moves::{Moved, Nodes, Stuck, leave, moved, plan, set_role, stuck, unchan
 pub use records::{
     ClusterRecord, LEVEL, LEVEL_OF_MOVES, MapError, MapMember, NodeRecord, NodeRole, PartitionRecord,
 };
-pub use rules::{Founding, JoinRequest, found, join, place, voters};
+pub use rules::{Founding, JoinRequest, describe, found, join, place, voters};
 pub use whole::{Changes, Map, MapRow, NOWHERE};
 
 use crate::ids::GroupId;

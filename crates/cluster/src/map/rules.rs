@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 
 use crate::ids::ReplicaId;
 use crate::map::moves::Nodes;
-use crate::map::records::{ClusterRecord, MapError, MapMember, NodeRecord, NodeRole, PartitionRecord};
+use crate::map::records::{
+    ClusterRecord, LEVEL_OF_MOVES, MapError, MapMember, NodeRecord, NodeRole, PartitionRecord,
+};
 use crate::map::whole::{Changes, Map};
 use crate::replica_store::SLOTS;
 use crate::transport::wire::{ClusterId, NodeId};
@@ -102,18 +104,8 @@ pub fn join(map: &Map, request: &JoinRequest) -> Result<(NodeRecord, Option<Chan
     if request.disks.is_empty() {
         return Err("the node names no disk: give it one".to_owned());
     }
+    check_free(map, None, (request.peer, request.client))?;
     for node in map.nodes.values() {
-        let taken = [node.peer, node.client];
-        if let Some(address) = [request.peer, request.client]
-            .into_iter()
-            .find(|at| taken.contains(at))
-        {
-            return Err(format!(
-                "{address} is an address of node {}: give this node another one, or, if it is to take the place of \
-                 node {}, start it on the directory of that node",
-                node.number, node.number
-            ));
-        }
         if let Some(disk) = node.disks.iter().position(|disk| request.disks.contains(disk)) {
             return Err(format!(
                 "a disk of the node is disk {disk} of node {}: give this node an empty directory",
@@ -130,17 +122,70 @@ pub fn join(map: &Map, request: &JoinRequest) -> Result<(NodeRecord, Option<Chan
     Ok((node, Some(changes)))
 }
 
+/// No node but `own` has these addresses.
+fn check_free(
+    map: &Map,
+    own: Option<NodeId>,
+    (peer, client): (SocketAddr, SocketAddr),
+) -> Result<(), String> {
+    for node in map.nodes.values().filter(|node| Some(node.number) != own) {
+        let taken = [node.peer, node.client];
+        if let Some(address) = [peer, client].into_iter().find(|at| taken.contains(at)) {
+            let number = node.number;
+            return Err(format!(
+                "{address} is an address of node {number}: give this node another one; or, if it is to take the place of \
+                 node {number}, start it on the directory of that node, or remove that node first"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Says where a node is, and in which zone; empty: in none.
+///
+/// # Errors
+/// Why it is refused, and what to do.
+pub fn describe(
+    map: &Map,
+    number: NodeId,
+    (peer, client): (SocketAddr, SocketAddr),
+    zone: &str,
+) -> Result<Option<Changes>, String> {
+    let Some(node) = map.nodes.get(&number) else {
+        return Err(format!("node {number} was removed from the cluster"));
+    };
+    if map.cluster.level < LEVEL_OF_MOVES {
+        return Err(format!(
+            "addresses and zones change from feature level {LEVEL_OF_MOVES} on, and the cluster has level {}",
+            map.cluster.level
+        ));
+    }
+    check_free(map, Some(number), (peer, client))?;
+    let described = NodeRecord {
+        peer,
+        client,
+        zone: zone.to_owned(),
+        ..node.clone()
+    };
+    if described == *node {
+        return Ok(None);
+    }
+    let mut changes = Changes::of(map);
+    changes.nodes.push(described);
+    Ok(Some(changes))
+}
+
 /// Places the partitions, once as many nodes are ready as each is to have replicas. They are placed
 /// once: where the map has any, nothing changes.
 ///
 /// # Errors
 /// [`MapError::Exhausted`].
 pub fn place(map: &Map, nodes: &Nodes) -> Result<Option<Changes>, MapError> {
-    let nodes: Vec<_> = map
+    let nodes = map
         .nodes
         .values()
-        .filter(|node| nodes.ready.contains(&node.number) && node.role == NodeRole::Serves)
-        .collect();
+        .filter(|node| nodes.ready.contains(&node.number) && node.role == NodeRole::Serves);
+    let nodes = by_turns(nodes);
     let replicas = usize::from(map.cluster.replicas.max(1));
     if !map.partitions.is_empty() || nodes.len() < replicas {
         return Ok(None);
@@ -187,6 +232,21 @@ pub fn place(map: &Map, nodes: &Nodes) -> Result<Option<Changes>, MapError> {
         });
     }
     Ok(Some(changes))
+}
+
+/// Nodes of different zones by turns.
+fn by_turns<'a>(nodes: impl Iterator<Item = &'a NodeRecord>) -> Vec<&'a NodeRecord> {
+    let mut before = BTreeMap::<&str, usize>::new();
+    let place = |node: &'a NodeRecord| {
+        let zone = before.entry(&node.zone).or_default();
+        // A node without a zone has one of its own.
+        let turn = if node.zone.is_empty() { 0 } else { *zone };
+        *zone += 1;
+        (turn, node.number, node)
+    };
+    let mut order: Vec<_> = nodes.map(place).collect();
+    order.sort_unstable_by_key(|(turn, number, _)| (*turn, *number));
+    order.into_iter().map(|(_, _, node)| node).collect()
 }
 
 /// The replicas of group 0 that are to vote, if others do now: as many as are wanted, an odd number, and no fewer

@@ -19,6 +19,7 @@ use tokio::time::{Instant, sleep};
 use crate::blocking::blocking;
 use crate::identity::{IdentityError, IdentityStore, NodeIdentity};
 use crate::map::{self, MapMember};
+use crate::node::addresses::announce;
 use crate::node::clocks::watch_clocks;
 use crate::node::controller::control;
 use crate::node::error::ClusterError;
@@ -75,6 +76,10 @@ impl ClusterNode {
             IdentityStore::open(&dir, own)
         });
         let store = store.await?;
+        let seeds = match &with {
+            Begin::Join(seeds) => seeds.clone(),
+            Begin::Bootstrap { .. } | Begin::Start => Vec::new(),
+        };
         let identity = begin(&network, &options, &store, with).await?;
         let gate = Arc::new(Gate::default());
         // A join may wait for long, while the clock of the machine is set right.
@@ -86,7 +91,7 @@ impl ClusterNode {
         let mut node_options = node_options(&options, &identity, Arc::clone(&gate))?;
         node_options.peers.clock = Arc::clone(&clock) as _;
         node_options.clock = Arc::new(LeadingClock(Arc::clone(&clock)));
-        let node = Arc::new(Node::start(network, node_options).await?);
+        let node = Arc::new(Node::start(network.clone(), node_options).await?);
         let inner = Arc::new(ClusterInner::new(node, options, clock, identity, store));
         gate.open(&inner);
         let mut tasks = JoinSet::new();
@@ -97,6 +102,7 @@ impl ClusterNode {
         tasks.spawn(watch_clocks(Arc::clone(&inner)));
         tasks.spawn(take_over(Arc::clone(&inner)));
         tasks.spawn(tell_leaders(Arc::clone(&inner)));
+        tasks.spawn(announce(Arc::clone(&inner), network, seeds));
         let tasks = Mutex::new(tasks);
         Ok(Self { inner, tasks })
     }

@@ -120,9 +120,10 @@ async fn obey(inner: &Arc<ClusterInner>, map: &Arc<Map>) -> bool {
         return true;
     }
     inner.report("this node", None);
+    inner.forget_what_the_map_has(map);
     let mut knows_all = true;
     for node in map.nodes.values().filter(|node| node.number != own) {
-        let problem = inner.node.set_peer(node.number, node.peer).err();
+        let problem = inner.node.set_peer(node.number, inner.address_of(node)).err();
         knows_all &= problem.is_none();
         let problem = problem.map(|error| error.to_string());
         inner.report(&format!("node {}", node.number), problem);

@@ -49,7 +49,7 @@ pub(super) async fn begin<N: Network>(
         }
         .into()),
         (Some(identity), begin) => {
-            check_own(options, &identity).await?;
+            check_own(network, options, &identity).await?;
             if let Begin::Join(peers) = begin {
                 check_cluster(network, options, &identity, &peers).await?;
             }
@@ -101,23 +101,14 @@ pub(super) async fn begin<N: Network>(
     }
 }
 
-/// A node that is started again has the addresses and the disks that it had.
-async fn check_own(options: &ClusterOptions, identity: &NodeIdentity) -> Result<(), ClusterError> {
-    let asked = &identity.asked;
-    for (what, expected, found) in [
-        ("peer", asked.peer, options.peer),
-        ("client", asked.client, options.client),
-    ] {
-        if expected != found {
-            return Err(IdentityError::Address {
-                node: identity.node,
-                what,
-                expected,
-                found,
-            }
-            .into());
-        }
-    }
+/// A node that is started again has the disks that it had, and addresses that others can reach.
+async fn check_own<N: Network>(
+    network: &N,
+    options: &ClusterOptions,
+    identity: &NodeIdentity,
+) -> Result<(), ClusterError> {
+    check_reachable(options)?;
+    check_moved(network, options, identity).await?;
     if !options.spoken.contains(&identity.level) {
         return Err(ClusterError::Level {
             found: identity.level,
@@ -126,6 +117,27 @@ async fn check_own(options: &ClusterOptions, identity: &NodeIdentity) -> Result<
     }
     let (device, disks, identity) = (device(options), options.store.disks.clone(), identity.clone());
     Ok(blocking(move || check_disks(&*device, &disks, &identity)).await?)
+}
+
+/// A node that is started elsewhere than before does not run there.
+async fn check_moved<N: Network>(
+    network: &N,
+    options: &ClusterOptions,
+    identity: &NodeIdentity,
+) -> Result<(), ClusterError> {
+    let there = identity.asked.peer;
+    if there == options.peer {
+        return Ok(());
+    }
+    let join = request(options, &identity.asked, Some(identity));
+    let within = options.peer_times.greeting;
+    match ask_to_join(network, there, join, &*options.clock, within).await {
+        Ok(JoinAnswer::Known { node, .. }) if node == identity.node => {
+            Err(IdentityError::Runs { node, there }.into())
+        }
+        // It is where another node is now, or no node.
+        _ => Ok(()),
+    }
 }
 
 /// What this process asks to join by, or makes a cluster with: durable when this returns. The token
@@ -185,7 +197,7 @@ async fn ask<N: Network>(
     .await
 }
 
-/// Other nodes and clients are sent to these addresses, for good.
+/// Other nodes and clients are sent to these addresses.
 fn check_reachable(options: &ClusterOptions) -> Result<(), ClusterError> {
     for (option, address) in [("peer", options.peer), ("client", options.client)] {
         if address.ip().is_unspecified() {
@@ -215,7 +227,7 @@ async fn settle(
     .await
 }
 
-fn request(options: &ClusterOptions, asked: &Asked, known: Option<&NodeIdentity>) -> Join {
+pub(super) fn request(options: &ClusterOptions, asked: &Asked, known: Option<&NodeIdentity>) -> Join {
     Join {
         version: VERSION,
         known: known.map(|identity| (identity.cluster, identity.node)),
@@ -350,7 +362,7 @@ async fn judge(inner: &ClusterInner, join: Join) -> Result<JoinAnswer, String> {
         ));
     }
     if let Some((_, node)) = join.known {
-        return known(inner, &join, node);
+        return known(inner, &join, node).await;
     }
     let elsewhere = Ok(JoinAnswer::Elsewhere(None));
     let Some(replica) = inner.map_replica() else {
@@ -393,12 +405,18 @@ async fn judge(inner: &ClusterInner, join: Join) -> Result<JoinAnswer, String> {
 }
 
 /// A node that has joined asks whether this is its cluster.
-fn known(inner: &ClusterInner, join: &Join, number: u64) -> Result<JoinAnswer, String> {
+async fn known(inner: &ClusterInner, join: &Join, number: u64) -> Result<JoinAnswer, String> {
     let Some(map) = inner.map() else {
         return Ok(JoinAnswer::Elsewhere(None));
     };
     match map.nodes.get(&number) {
-        Some(node) if node.token == join.token => Ok(JoinAnswer::Taken(place(&map, node))),
+        Some(node) if node.token == join.token => {
+            inner.is_at(node, (join.peer, join.client)).await;
+            Ok(JoinAnswer::Known {
+                node: inner.number(),
+                peer: inner.options.peer,
+            })
+        }
         Some(node) => Err(format!(
             "node {number} is another one, at {}: take the directory of this one away",
             node.peer

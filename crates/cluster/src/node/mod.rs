@@ -2,6 +2,7 @@
 //! [`ClusterNode`] is a node that is in the map, follows it, and, while its replica of group 0 leads,
 //! changes it.
 
+mod addresses;
 mod changing;
 mod clocks;
 mod cluster;

@@ -16,6 +16,9 @@ use crate::replica_store::{MachineOptions, Runs, SLOTS};
 use crate::transport::wire::DISKS_MAX;
 use crate::transport::{Limits, PeersOptions, Times};
 
+/// The longest name of a zone, in bytes.
+const ZONE_MAX: usize = 64;
+
 /// Called with a log that is open. It must not block.
 pub type LogOpened = Arc<dyn Fn(&NodeLog) + Send + Sync>;
 
@@ -70,13 +73,16 @@ pub struct ClusterOptions {
     pub store: NodeStoreOptions,
     /// How each state machine is opened. Its device is also that of the disks' marks.
     pub machine: MachineOptions,
-    /// Where other nodes reach it. No other node has this address, and it never changes. A new node with
-    /// an unspecified one (`0.0.0.0`, `::`), here or in [`client`](Self::client), is refused.
+    /// Where other nodes reach it. No other node has this address. An unspecified one (`0.0.0.0`, `::`), here or in
+    /// [`client`](Self::client), is refused. A node may be started with other ones than before: it says so.
     pub peer: SocketAddr,
     /// Where it takes the connections of other nodes. Default: [`peer`](Self::peer).
     pub listen: SocketAddr,
-    /// Where clients reach it. It never changes, either.
+    /// Where clients reach it.
     pub client: SocketAddr,
+    /// Nodes of one zone may fail together: replicas of a partition are in different zones, where there are so many.
+    /// Default: empty, none.
+    pub zone: String,
     /// The feature levels that the program speaks. Default: all.
     pub spoken: RangeInclusive<u32>,
     /// The clock of the machine. The node follows it as long as it does not jump.
@@ -114,6 +120,7 @@ impl ClusterOptions {
             peer,
             listen: peer,
             client,
+            zone: String::new(),
             spoken: 1..=LEVEL,
             clock: Arc::new(RealClock),
             times: GroupTimes::default(),
@@ -143,6 +150,13 @@ impl ClusterOptions {
             return wrong(
                 "addresses",
                 "the peer and the client address are kept in the map: name two that differ, each with its port",
+            );
+        }
+        let is_known = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        if self.zone.len() > ZONE_MAX || !self.zone.bytes().all(is_known) {
+            return wrong(
+                "zone",
+                "its name has at most 64 letters, digits, `.`, `_` and `-`",
             );
         }
         match begin {

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -38,6 +39,8 @@ pub(super) struct ClusterInner {
     pub(super) retires: AtomicBool,
     /// Woken when this node is to take over what others lead.
     pub(super) taking_over: Notify,
+    /// Where nodes said that they are, and the map does not have them yet.
+    pub(super) said_at: Mutex<BTreeMap<NodeId, SocketAddr>>,
     /// Groups whose moves do not go on, as their leaders say, each with the epoch of its partition's last change.
     pub(super) hanging: Mutex<BTreeSet<(GroupId, u64)>>,
     /// What is wrong, by what it is about.
@@ -63,6 +66,7 @@ impl ClusterInner {
             looked: LastLook::default(),
             retires: AtomicBool::new(false),
             taking_over: Notify::new(),
+            said_at: Mutex::default(),
             hanging: Mutex::default(),
             problems: Mutex::default(),
         }

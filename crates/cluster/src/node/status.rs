@@ -9,7 +9,7 @@ use collie_server::cluster::Figure;
 
 use crate::ids::{GroupId, ReplicaId};
 use crate::node::shared::ClusterInner;
-use crate::raft::{ElectionCause, Replica, ReplicaState};
+use crate::raft::{ElectionCause, Replica, ReplicaState, Sending};
 use crate::raftlog::{Holding, NodeLog, NodeLogStats, ReplicaLog, replica_holder};
 
 /// Replicas with the same problem are named up to this number.
@@ -125,6 +125,7 @@ impl ClusterInner {
         let logs: Vec<_> = self.node.logs().iter().map(LogNow::of).collect();
         let mut all = self.of_replicas();
         all.extend(of_logs(&logs));
+        all.extend(self.of_moves());
         all.extend(self.of_partitions(&logs));
         all
     }
@@ -152,6 +153,50 @@ impl ClusterInner {
                 "collie_cluster_replicas_quarantined",
                 "Replicas that are not run: their log is damaged, or they failed too often.",
                 quarantined,
+            ),
+        ]
+    }
+
+    /// What moves: replicas, and their tables from here to other nodes.
+    fn of_moves(&self) -> Vec<Figure> {
+        let moving = self.map().map_or(0, |map| {
+            let partitions = map.partitions.values();
+            partitions
+                .filter(|partition| !partition.wanted.is_empty())
+                .count()
+        });
+        let transfers = self.node.transfers();
+        let sending = transfers.sending();
+        let each = |of: fn(&Sending) -> u64| -> Vec<(Labels, u64)> {
+            let each = sending.values().map(|sending| {
+                let labels = vec![
+                    ("group", sending.group.to_string()),
+                    ("to", sending.node.to_string()),
+                ];
+                (labels, of(sending))
+            });
+            each.collect()
+        };
+        vec![
+            gauge(
+                "collie_cluster_moves",
+                "Partitions of the cluster of which a replica moves, by the map.",
+                moving,
+            ),
+            counters(
+                "collie_cluster_sent_bytes_total",
+                "Bytes of tables that were sent to other nodes.",
+                vec![(Vec::new(), transfers.sent())],
+            ),
+            gauges(
+                "collie_cluster_transfer_bytes",
+                "Bytes of tables that are being sent to a replica on another node.",
+                each(|sending| sending.bytes),
+            ),
+            gauges(
+                "collie_cluster_transfer_there_bytes",
+                "Bytes of them that are there.",
+                each(|sending| sending.sent),
             ),
         ]
     }

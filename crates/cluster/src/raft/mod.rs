@@ -43,7 +43,7 @@ pub use machine::{SnapshotBuilder, SnapshotData, open_machine};
 pub use members::AppliedRows;
 pub use options::{GroupLimits, GroupTimes, ReplicaOptions};
 pub use replica::{Executed, Replica, Rows};
-pub use transfers::Transfers;
+pub use transfers::{Sending, Transfers};
 #[cfg(feature = "testing")]
 pub use types::seed_draws;
 pub use types::{EncodedEffects, Groups, Member, Members, ReplicaState};

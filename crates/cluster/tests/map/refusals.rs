@@ -193,34 +193,19 @@ fn a_stranger_that_differs_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn a_node_that_comes_back_elsewhere_or_as_a_copy_is_refused() {
+fn a_copy_of_a_node_that_runs_is_refused() {
     let sites = cluster(1, 1, 1);
     let site = &sites[0];
     site.kill();
     let elsewhere = super::sites::sites(1);
     let copied = &elsewhere[0];
     copy(site.dir.path(), copied.dir.path());
-    let said = copied.refusal(copied.options(), Begin::Start);
-    let (was, is) = (site.peer.to_string(), copied.peer.to_string());
-    says(
-        &said,
-        &[
-            "node 1",
-            &was,
-            &is,
-            "start it with",
-            "copied",
-            "an empty directory",
-        ],
-    );
-    let mut options = site.options();
-    options.client = copied.client;
-    says(
-        &site.refusal(options, Begin::Start),
-        &["client address", "start it with"],
-    );
-    // The copy at the right address, while the node is alive there.
     site.start(Begin::Start);
+    settled(&sites, 1, 1);
+    let said = copied.refusal(copied.options(), Begin::Start);
+    let was = site.peer.to_string();
+    says(&said, &["node 1 runs at", &was, "copied", "an empty directory"]);
+    // The copy at the right address, while the node is alive there.
     let mut options = copied.options();
     (options.peer, options.listen, options.client) = (site.peer, site.peer, site.client);
     let said = copied.refusal(options, Begin::Start);

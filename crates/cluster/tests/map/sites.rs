@@ -84,6 +84,11 @@ impl Site {
         }
     }
 
+    /// The same directory, elsewhere.
+    pub(crate) fn moved(self, peer: SocketAddr, client: SocketAddr) -> Self {
+        Self { peer, client, ..self }
+    }
+
     pub(crate) fn options(&self) -> ClusterOptions {
         let dir = self.dir.path().to_owned();
         let mut options = ClusterOptions::new(dir, self.peer, self.client);

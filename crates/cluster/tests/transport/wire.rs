@@ -189,6 +189,7 @@ fn joined() -> impl Strategy<Value = Joined> {
         place.prop_map(JoinAnswer::Taken),
         option::of(address()).prop_map(JoinAnswer::Elsewhere),
         any::<u64>().prop_map(JoinAnswer::Clock),
+        (any::<u64>(), address()).prop_map(|(node, peer)| JoinAnswer::Known { node, peer }),
     ];
     answer.prop_map(|answer| Joined {
         version: VERSION,

@@ -285,6 +285,17 @@ pub enum MapRequest {
         /// The epoch.
         changed: u64,
     },
+    /// A node is elsewhere, by its own word.
+    Describe {
+        /// The node.
+        node: NodeId,
+        /// Where other nodes reach it.
+        peer: SocketAddr,
+        /// Where clients reach it.
+        client: SocketAddr,
+        /// Its zone; empty: none.
+        zone: String,
+    },
 }
 
 /// Why a request was not carried out.
@@ -606,6 +617,13 @@ pub enum JoinAnswer {
     /// The clocks differ by too much, unless the request took long. This is the wall clock of the node
     /// that answers, in milliseconds since 1970.
     Clock(u64),
+    /// The node is known. This one is the one that answers.
+    Known {
+        /// Its number.
+        node: NodeId,
+        /// Where other nodes reach it.
+        peer: SocketAddr,
+    },
 }
 
 /// What a node is in its cluster.

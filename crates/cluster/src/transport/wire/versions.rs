@@ -82,6 +82,13 @@ fn greetings() -> Vec<(&'static str, Message)> {
         ("joined-elsewhere", joined(JoinAnswer::Elsewhere(elsewhere))),
         ("joined-unknown", joined(JoinAnswer::Elsewhere(None))),
         ("joined-clock", joined(JoinAnswer::Clock(1_700_000_000_321))),
+        (
+            "joined-known",
+            joined(JoinAnswer::Known {
+                node: 700,
+                peer: "192.0.2.4:7001".parse().unwrap(),
+            }),
+        ),
         ("leads", Message::Leads(leads)),
     ]
 }
@@ -150,6 +157,12 @@ fn requests() -> Vec<(&'static str, Request)> {
         group: 52,
         changed: 530,
     };
+    let describe = MapRequest::Describe {
+        node: 56,
+        peer: "192.0.2.5:7001".parse().unwrap(),
+        client: "[2001:db8::3]:6379".parse().unwrap(),
+        zone: "a zone".to_owned(),
+    };
     let hangs = MapRequest::Hangs {
         group: 54,
         changed: 550,
@@ -174,6 +187,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("change-map-replace", Request::ChangeMap(replace)),
         ("change-map-is-unchanged", Request::ChangeMap(unchanged)),
         ("change-map-hangs", Request::ChangeMap(hangs)),
+        ("change-map-describe", Request::ChangeMap(describe)),
     ]
 }
 

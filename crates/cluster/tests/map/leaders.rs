@@ -115,6 +115,8 @@ fn a_node_that_is_to_end_hands_over_all_that_it_leads() {
         (led_by(&sites[1]) == 9 && leads_map(&sites[1])).then_some(())
     });
     // It has nobody to hand over to, and serves until it ends.
-    assert!(!retire(&sites[1]));
-    assert_eq!(led_by(&sites[1]), 9);
+    // A busy machine may take leaderships from it, which come back.
+    until(&sites, "nobody to hand over to", || {
+        (!retire(&sites[1]) && led_by(&sites[1]) == 9).then_some(())
+    });
 }

@@ -107,6 +107,30 @@ fn request() -> impl Strategy<Value = Request> {
         any::<u64>().prop_map(|bytes| Request::Room(Room { bytes })),
         Just(Request::MayLead),
         any::<u64>().prop_map(|to| Request::HandOver(HandOver { to })),
+        map_request().prop_map(Request::ChangeMap),
+    ]
+}
+
+fn map_request() -> impl Strategy<Value = MapRequest> {
+    let number = || any::<u64>();
+    prop_oneof![
+        (number(), vec(number(), 0..8), number()).prop_map(|(group, replicas, changed)| MapRequest::Moved {
+            group,
+            replicas,
+            changed
+        }),
+        number().prop_map(MapRequest::Drain),
+        (number(), number()).prop_map(|(node, by)| MapRequest::Replace { node, by }),
+        (number(), number()).prop_map(|(group, changed)| MapRequest::IsUnchanged { group, changed }),
+        (number(), number()).prop_map(|(group, changed)| MapRequest::Hangs { group, changed }),
+        (number(), address(), address(), "[a-z]{0,64}").prop_map(|(node, peer, client, zone)| {
+            MapRequest::Describe {
+                node,
+                peer,
+                client,
+                zone,
+            }
+        }),
     ]
 }
 

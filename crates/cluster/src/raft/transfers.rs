@@ -14,6 +14,9 @@ use crate::transport::wire::NodeId;
 /// So many replicas of other nodes get tables at a time.
 const AT_A_TIME: usize = 4;
 
+/// So much of the time that was not used may be used later.
+const LATE_MOST: Duration = Duration::from_millis(200);
+
 /// What a node sends of tables.
 #[derive(Debug)]
 pub struct Transfers {
@@ -86,7 +89,9 @@ impl Transfers {
     /// When the next so many bytes may be sent.
     fn slot(&self, bytes: usize) -> Instant {
         let mut now = self.now.lock();
-        let at = now.next.max(Instant::now());
+        // A piece that was late is made up for.
+        let late = Instant::now().checked_sub(LATE_MOST);
+        let at = now.next.max(late.unwrap_or(now.next));
         let nanos = (bytes as u64)
             .saturating_mul(1_000_000_000)
             .checked_div(self.rate);

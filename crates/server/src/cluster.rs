@@ -115,10 +115,42 @@ pub struct Figure {
 pub enum Route {
     /// Here.
     Here(Arc<dyn Partition>),
-    /// By another node, which clients reach at this address.
-    At(SocketAddr),
+    /// By another node, which clients reach there.
+    At(Endpoint),
     /// No leader is known at this node.
     Nowhere,
+}
+
+/// Where clients reach a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Its address.
+    pub address: SocketAddr,
+    /// The name of its host, if clients are sent to that: with TLS they compare it with the certificate.
+    pub host: Option<String>,
+}
+
+impl Endpoint {
+    /// What clients are sent to: the name, or else the IP address, without brackets.
+    #[must_use]
+    pub fn host(&self) -> String {
+        self.host.clone().unwrap_or_else(|| self.address.ip().to_string())
+    }
+}
+
+impl From<SocketAddr> for Endpoint {
+    fn from(address: SocketAddr) -> Self {
+        Self { address, host: None }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.host {
+            Some(host) => write!(f, "{host}:{}", self.address.port()),
+            None => write!(f, "{}", self.address),
+        }
+    }
 }
 
 /// The nodes and the partitions of a cluster.
@@ -142,7 +174,7 @@ pub struct NodeInfo {
     /// Its name for clients: forty hexadecimal digits.
     pub name: String,
     /// Where clients reach it.
-    pub address: SocketAddr,
+    pub client: Endpoint,
     /// Where other nodes reach it.
     pub peer: SocketAddr,
     /// Whether this node has received something from it lately; always so of itself.

@@ -97,11 +97,11 @@ mod tests {
 
     /// Three nodes, and partitions of ten slots: the leader of each, and whether that answers.
     fn topology(own: u64, partitions: &[(Option<u64>, bool, &[u64])]) -> Topology {
-        let address = ([127, 0, 0, 1], 7000).into();
+        let address = std::net::SocketAddr::from(([127, 0, 0, 1], 7000));
         let node = |number| NodeInfo {
             number,
             name: number.to_string(),
-            address,
+            client: address.into(),
             peer: address,
             is_alive: number == 1,
             role: NodeRole::Serves,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use collie_cluster::Layout;
 
-use super::address::address;
+use super::address::{Named, address, named};
 use super::serve::{ServingArgs, size};
 use super::tls::TlsArgs;
 
@@ -26,9 +26,9 @@ pub(crate) struct NodeArgs {
     /// is looked up once, at the start.
     #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     pub(crate) listen: SocketAddr,
-    /// Where other nodes send clients, if that is not --listen.
-    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
-    pub(crate) advertise_client: Option<SocketAddr>,
+    /// Where other nodes send clients, if that is not --listen: to the name of a host, where one is given.
+    #[arg(long, value_name = "ADDR:PORT", value_parser = named)]
+    pub(crate) advertise_client: Option<Named>,
     /// Where to listen for the other nodes. Off loopback it needs certificates.
     #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
     pub(crate) peer: SocketAddr,

@@ -122,10 +122,11 @@ pub(super) fn words(error: &io::Error) -> String {
     }
 }
 
-/// A line of `CLUSTER NODES`: `name address@port flags master ping pong epoch link slots …`.
+/// A line of `CLUSTER NODES`: `name address@port[,host] flags master ping pong epoch link slots …`.
 fn line(text: &str) -> Option<Line> {
     let mut words = text.split(' ');
     let (address, peer_port) = words.nth(1)?.split_once('@')?;
+    let (peer_port, _) = peer_port.split_once(',').unwrap_or((peer_port, ""));
     let flags = words.next()?;
     // An address of IPv6 has no brackets there.
     let (ip, port) = address.rsplit_once(':')?;
@@ -164,6 +165,8 @@ mod tests {
         assert!(own.alive && own.ranges.is_empty());
         let six = line("07c3 ::1:7001@17001 myself,master - 0 0 7 connected").unwrap();
         assert_eq!(six.address, "[::1]:7001");
+        let named = line("07c3 127.0.0.1:7001@17001,a.host myself,master - 0 0 7 connected").unwrap();
+        assert_eq!((&*named.address, named.peer_port), ("127.0.0.1:7001", 17_001));
         assert!(line("no such line").is_none());
         assert_eq!(
             ["0-9", "11", "9-1", ""].map(range),

@@ -250,12 +250,16 @@ fn options(args: &NodeArgs) -> anyhow::Result<ClusterOptions> {
     let mut options = ClusterOptions::new(
         args.dir.clone(),
         args.advertise_peer.unwrap_or(args.peer),
-        args.advertise_client.unwrap_or(args.listen),
+        args.advertise_client
+            .as_ref()
+            .map_or(args.listen, |named| named.at),
     );
     options.listen = args.peer;
     options.replace_after = Duration::from_secs(args.replace_after.into());
     options.transfer_rate = args.transfer_rate;
     options.zone = args.zone.clone().unwrap_or_default();
+    let named = args.advertise_client.as_ref();
+    options.client_host = named.and_then(|named| named.host.clone()).unwrap_or_default();
     // It holds little: it needs no threads beside those that are there.
     options.own = Options {
         shared: Some(shared.clone()),

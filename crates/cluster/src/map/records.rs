@@ -65,6 +65,8 @@ pub struct NodeRecord {
     pub role: NodeRole,
     /// Nodes of one zone may fail together; empty: of none.
     pub zone: String,
+    /// Clients are sent to this name of its host instead of its IP address; empty: to the address.
+    pub host: String,
 }
 
 /// Whether a node is to have replicas.
@@ -189,6 +191,7 @@ pub(super) struct NodeOne {
 
 impl Record for NodeRecord {
     type One = NodeOne;
+    const AFTER_TWO: &[u8] = &[0];
 }
 
 impl From<NodeRecord> for NodeOne {
@@ -232,6 +235,7 @@ impl From<NodeOne> for NodeRecord {
             replica,
             role: NodeRole::Serves,
             zone: String::new(),
+            host: String::new(),
         }
     }
 }
@@ -425,6 +429,7 @@ mod tests {
                     false => NodeRole::Leaves { to: Some(500) },
                 },
                 zone: if is_first { "" } else { "a zone" }.to_owned(),
+                host: if version == 3 { "a.host" } else { "" }.to_owned(),
             };
             check("node", (&node_key(9), b"node/\0\0\0\0\0\0\0\x09"), &node, version);
             let member = |replica, node, disk| MapMember { replica, node, disk };

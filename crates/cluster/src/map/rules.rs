@@ -10,7 +10,7 @@ use crate::map::records::{
 };
 use crate::map::whole::{Changes, Map};
 use crate::replica_store::SLOTS;
-use crate::transport::wire::{ClusterId, NodeId};
+use crate::transport::wire::{ClusterId, NodeId, Site};
 
 /// What a cluster is made with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +74,7 @@ fn node_of(request: &JoinRequest, number: NodeId, replica: ReplicaId) -> NodeRec
         replica,
         role: NodeRole::Serves,
         zone: String::new(),
+        host: String::new(),
     }
 }
 
@@ -87,6 +88,7 @@ pub fn join(map: &Map, request: &JoinRequest) -> Result<(NodeRecord, Option<Chan
         let same = NodeRecord {
             role: node.role,
             zone: node.zone.clone(),
+            host: node.host.clone(),
             ..node_of(request, node.number, node.replica)
         } == *node;
         return match same {
@@ -141,16 +143,11 @@ fn check_free(
     Ok(())
 }
 
-/// Says where a node is, and in which zone; empty: in none.
+/// Says where a node is.
 ///
 /// # Errors
 /// Why it is refused, and what to do.
-pub fn describe(
-    map: &Map,
-    number: NodeId,
-    (peer, client): (SocketAddr, SocketAddr),
-    zone: &str,
-) -> Result<Option<Changes>, String> {
+pub fn describe(map: &Map, number: NodeId, site: &Site) -> Result<Option<Changes>, String> {
     let Some(node) = map.nodes.get(&number) else {
         return Err(format!("node {number} was removed from the cluster"));
     };
@@ -160,11 +157,18 @@ pub fn describe(
             map.cluster.level
         ));
     }
-    check_free(map, Some(number), (peer, client))?;
+    check_free(map, Some(number), (site.peer, site.client))?;
+    let Site {
+        peer,
+        client,
+        host,
+        zone,
+    } = site.clone();
     let described = NodeRecord {
         peer,
         client,
-        zone: zone.to_owned(),
+        host,
+        zone,
         ..node.clone()
     };
     if described == *node {

@@ -14,8 +14,9 @@ use crate::blocking::blocking;
 use crate::map::{LEVEL_OF_MOVES, Map, NodeRecord};
 use crate::node::joining::request;
 use crate::node::map_requests::ask;
+use crate::node::options::ClusterOptions;
 use crate::node::shared::ClusterInner;
-use crate::transport::wire::{JoinAnswer, MapRequest, NodeId};
+use crate::transport::wire::{JoinAnswer, MapRequest, NodeId, Site};
 use crate::transport::{Network, ask_to_join};
 
 /// From one attempt to the next.
@@ -70,14 +71,31 @@ async fn keep(inner: &ClusterInner) -> Option<String> {
 
 /// What the map is to say of this node, unless it does.
 fn described(inner: &ClusterInner, own: &NodeRecord) -> Option<MapRequest> {
-    let options = &inner.options;
-    let is_right = (own.peer, own.client) == (options.peer, options.client) && own.zone == options.zone;
-    (!is_right).then(|| MapRequest::Describe {
-        node: own.number,
-        peer: options.peer,
-        client: options.client,
-        zone: options.zone.clone(),
-    })
+    let ClusterOptions {
+        peer,
+        client,
+        client_host,
+        zone,
+        ..
+    } = &inner.options;
+    let site = Site {
+        peer: *peer,
+        client: *client,
+        host: client_host.clone(),
+        zone: zone.clone(),
+    };
+    let node = own.number;
+    (site != site_of(own)).then_some(MapRequest::Describe { node, site })
+}
+
+/// Where the map has a node.
+fn site_of(node: &NodeRecord) -> Site {
+    Site {
+        peer: node.peer,
+        client: node.client,
+        host: node.host.clone(),
+        zone: node.zone.clone(),
+    }
 }
 
 /// Tells all nodes where this one is.
@@ -121,9 +139,11 @@ impl ClusterInner {
         self.reach(node.number, peer);
         let described = MapRequest::Describe {
             node: node.number,
-            peer,
-            client,
-            zone: node.zone.clone(),
+            site: Site {
+                peer,
+                client,
+                ..site_of(node)
+            },
         };
         if let Err(problem) = ask(self, described).await {
             tracing::debug!(

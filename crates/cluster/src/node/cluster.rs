@@ -9,7 +9,7 @@ use std::time::Duration;
 use collie_db::Db;
 use collie_io::Clock;
 use collie_server::cluster::{
-    Cluster, Figure, NodeInfo, NodeRequest, NodeRole, Partition, PartitionInfo, Route, Topology,
+    Cluster, Endpoint, Figure, NodeInfo, NodeRequest, NodeRole, Partition, PartitionInfo, Route, Topology,
 };
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::blocking::blocking;
 use crate::identity::{IdentityError, IdentityStore, NodeIdentity};
-use crate::map::{self, MapMember};
+use crate::map::{self, MapMember, NodeRecord};
 use crate::node::addresses::announce;
 use crate::node::clocks::watch_clocks;
 use crate::node::controller::control;
@@ -220,6 +220,14 @@ fn nodes_of(members: &[MapMember], others: &[MapMember]) -> Vec<u64> {
     left.map(|member| member.node).collect()
 }
 
+/// Where clients reach a node.
+fn endpoint(node: &NodeRecord) -> Endpoint {
+    Endpoint {
+        address: node.client,
+        host: (!node.host.is_empty()).then(|| node.host.clone()),
+    }
+}
+
 /// A node, as its server sees the cluster.
 struct Routes(Arc<ClusterInner>);
 
@@ -253,7 +261,7 @@ impl Cluster for Routes {
         let nodes = map.nodes.values().map(|node| NodeInfo {
             number: node.number,
             name: name(&map.cluster.id, node.number),
-            address: node.client,
+            client: endpoint(node),
             peer: node.peer,
             is_alive: known.is_alive(node.number),
             role: match node.role {
@@ -312,7 +320,7 @@ impl Cluster for Routes {
         };
         let leader = routing.leader(partition, &known).or_else(knows);
         match leader.and_then(|node| map.nodes.get(&node)) {
-            Some(node) => Route::At(node.client),
+            Some(node) => Route::At(endpoint(node)),
             None => Route::Nowhere,
         }
     }

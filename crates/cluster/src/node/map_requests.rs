@@ -78,12 +78,7 @@ fn changes(map: &Map, request: &MapRequest) -> Result<Option<map::Changes>, Stri
             };
             return map::moved(map, &moved).map(Some);
         }
-        MapRequest::Describe {
-            node,
-            peer,
-            client,
-            zone,
-        } => return map::describe(map, *node, (*peer, *client), zone),
+        MapRequest::Describe { node, site } => return map::describe(map, *node, site),
         MapRequest::IsUnchanged { group, changed } | MapRequest::Hangs { group, changed } => {
             return map::unchanged(map, *group, *changed).map(|_| None);
         }

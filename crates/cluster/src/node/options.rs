@@ -16,6 +16,8 @@ use crate::replica_store::{MachineOptions, Runs, SLOTS};
 use crate::transport::wire::DISKS_MAX;
 use crate::transport::{Limits, PeersOptions, Times};
 
+/// The longest name of a host, in bytes.
+const HOST_MAX: usize = 253;
 /// The longest name of a zone, in bytes.
 const ZONE_MAX: usize = 64;
 
@@ -80,6 +82,9 @@ pub struct ClusterOptions {
     pub listen: SocketAddr,
     /// Where clients reach it.
     pub client: SocketAddr,
+    /// The name of its host, where clients are to be sent to that instead of the IP address: those that compare it
+    /// with a certificate, for example. Default: empty, to the address.
+    pub client_host: String,
     /// Nodes of one zone may fail together: replicas of a partition are in different zones, where there are so many.
     /// Default: empty, none.
     pub zone: String,
@@ -120,6 +125,7 @@ impl ClusterOptions {
             peer,
             listen: peer,
             client,
+            client_host: String::new(),
             zone: String::new(),
             spoken: 1..=LEVEL,
             clock: Arc::new(RealClock),
@@ -157,6 +163,12 @@ impl ClusterOptions {
             return wrong(
                 "zone",
                 "its name has at most 64 letters, digits, `.`, `_` and `-`",
+            );
+        }
+        if self.client_host.len() > HOST_MAX || !self.client_host.bytes().all(is_known) {
+            return wrong(
+                "client_host",
+                "the name of a host has at most 253 letters, digits, `.`, `_` and `-`",
             );
         }
         match begin {

@@ -37,7 +37,7 @@ fn assert_known(sites: &[Site], partitions: u16) {
             .map(|site| site.with(|node, _| node.cluster().route(1)));
         let leads_on = |route| match route {
             Route::Here(_) => true,
-            Route::At(address) => clients.contains(&address),
+            Route::At(client) => clients.contains(&client.address),
             Route::Nowhere => false,
         };
         routes.all(leads_on).then_some(())
@@ -95,7 +95,7 @@ fn nodes_that_are_all_started_elsewhere_find_each_other() {
 }
 
 #[test]
-fn an_address_of_another_node_is_a_problem_and_a_zone_is_not() {
+fn a_used_address_is_a_problem_and_a_zone_or_host_is_not() {
     let sites = cluster(2, 1, 1);
     sites[1].close();
     let mut options = sites[1].options();
@@ -111,10 +111,13 @@ fn an_address_of_another_node_is_a_problem_and_a_zone_is_not() {
     sites[1].close();
     let mut options = sites[1].options();
     options.zone = "west".to_owned();
+    options.client_host = "two.example".to_owned();
     sites[1].try_start(options, Begin::Start).unwrap();
-    until(&sites, "a zone", || {
-        let map = sites[0].map()?;
-        (map.nodes[&2].zone == "west").then_some(())
+    until(&sites, "a zone and a host", || {
+        let zone = sites[0].map()?.nodes[&2].zone.clone();
+        let topology = sites[0].with(|node, _| node.cluster().topology());
+        let host = topology.nodes[1].client.host.clone();
+        (zone == "west" && host.as_deref() == Some("two.example")).then_some(())
     });
     assert_known(&sites, 1);
 }

@@ -163,6 +163,7 @@ fn expected_map() -> Map {
         replica: 1,
         role: NodeRole::Serves,
         zone: String::new(),
+        host: String::new(),
     };
     let partition = |group, first, last, replica| PartitionRecord {
         group,

@@ -123,13 +123,14 @@ fn map_request() -> impl Strategy<Value = MapRequest> {
         (number(), number()).prop_map(|(node, by)| MapRequest::Replace { node, by }),
         (number(), number()).prop_map(|(group, changed)| MapRequest::IsUnchanged { group, changed }),
         (number(), number()).prop_map(|(group, changed)| MapRequest::Hangs { group, changed }),
-        (number(), address(), address(), "[a-z]{0,64}").prop_map(|(node, peer, client, zone)| {
-            MapRequest::Describe {
-                node,
+        (number(), address(), address(), "[a-z]{0,64}").prop_map(|(node, peer, client, text)| {
+            let site = Site {
                 peer,
                 client,
-                zone,
-            }
+                host: text.clone(),
+                zone: text,
+            };
+            MapRequest::Describe { node, site }
         }),
     ]
 }

@@ -125,7 +125,7 @@ fn push(exec: &mut Exec<'_>, topology: &Topology, node: &NodeInfo) {
         NodeRole::Leaves => "leaves",
     };
     let texts = [
-        ("address", node.address.to_string()),
+        ("address", node.client.to_string()),
         ("peer", node.peer.to_string()),
         ("name", node.name.clone()),
         ("role", role.to_owned()),

@@ -176,11 +176,15 @@ impl Shape {
             "disconnected"
         };
         let mut line = format!(
-            "{} {}:{}@{} {flags} {} 0 0 {} {link}",
+            "{} {}:{}@{}{} {flags} {} 0 0 {} {link}",
             node.name,
-            node.address.ip(),
-            node.address.port(),
+            node.client.address.ip(),
+            node.client.address.port(),
             node.peer.port(),
+            node.client
+                .host
+                .as_ref()
+                .map_or(String::new(), |host| format!(",{host}")),
             master.map_or("-", |master| &master.name),
             self.topology.epoch,
         );
@@ -222,10 +226,18 @@ impl Shape {
             reply.integer(last.into());
             for node in nodes {
                 reply.array(4);
-                reply.bulk(node.address.ip().to_string().as_bytes());
-                reply.integer(node.address.port().into());
+                let address = node.client.address;
+                reply.bulk(node.client.host().as_bytes());
+                reply.integer(address.port().into());
                 reply.bulk(node.name.as_bytes());
-                reply.map(0);
+                match node.client.host {
+                    None => reply.map(0),
+                    Some(_) => {
+                        reply.map(1);
+                        reply.bulk(b"ip");
+                        reply.bulk(address.ip().to_string().as_bytes());
+                    }
+                }
             }
         }
     }
@@ -259,15 +271,21 @@ impl Shape {
 }
 
 fn push_node(reply: &mut ReplyBuffer, node: &NodeInfo, role: &str) {
-    let address = node.address.ip().to_string();
-    reply.map(7);
+    let address = node.client.address;
+    reply.map(7 + usize::from(node.client.host.is_some()));
     reply.bulk(b"id");
     reply.bulk(node.name.as_bytes());
     reply.bulk(b"port");
-    reply.integer(node.address.port().into());
-    for name in ["ip", "endpoint"] {
-        reply.bulk(name.as_bytes());
-        reply.bulk(address.as_bytes());
+    reply.integer(address.port().into());
+    let named = [
+        ("ip", Some(address.ip().to_string())),
+        ("endpoint", Some(node.client.host())),
+    ];
+    for (name, value) in named.into_iter().chain([("hostname", node.client.host.clone())]) {
+        if let Some(value) = value {
+            reply.bulk(name.as_bytes());
+            reply.bulk(value.as_bytes());
+        }
     }
     reply.bulk(b"role");
     reply.bulk(role.as_bytes());

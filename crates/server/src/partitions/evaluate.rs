@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cluster::{Cluster, Leadership, Partition, Refused, Route, slot_of};
+use crate::cluster::{Cluster, Endpoint, Leadership, Partition, Refused, Route, slot_of};
 use crate::cost::Aside;
 use crate::data::value;
 use crate::exec::{Exec, Flow, Later, Noted, Outcome, Transaction};
@@ -118,7 +118,7 @@ pub(crate) fn check(exec: &mut Exec<'_>, keys: &CommandKeys) -> Outcome {
         match partitions.cluster.route(keys.slot) {
             Route::Here(_) => Ok(Ok(Flow::Next)),
             _ if is_replica_enough(exec, &*partitions.cluster, keys) => Ok(Ok(Flow::Next)),
-            Route::At(addr) => Ok(Err(moved(keys.slot, addr))),
+            Route::At(to) => Ok(Err(moved(keys.slot, &to))),
             Route::Nowhere => Err(Halt::NoLeader),
         }
     })
@@ -200,7 +200,7 @@ fn attempt<'a>(
                     let applied = partition.applied()?;
                     PartitionTransaction::lagging(applied, keys.slot, exec.shared.now_ms(), rows)
                 }
-                (None, Route::At(addr)) => return Ok(Err(moved(keys.slot, addr))),
+                (None, Route::At(to)) => return Ok(Err(moved(keys.slot, &to))),
                 (None, _) => return Err(Halt::NoLeader),
             }
         }
@@ -236,9 +236,9 @@ fn is_replica_enough(exec: &Exec<'_>, cluster: &dyn Cluster, keys: &CommandKeys)
     keys.only_reads && exec.session.reads_replicas && cluster.replica(keys.slot).is_some()
 }
 
-fn moved(slot: u16, addr: std::net::SocketAddr) -> Failure {
+fn moved(slot: u16, to: &Endpoint) -> Failure {
     // Redis writes the address of IPv6 without brackets, and clients split at the last colon.
-    format!("MOVED {slot} {}:{}", addr.ip(), addr.port()).into()
+    format!("MOVED {slot} {}:{}", to.host(), to.address.port()).into()
 }
 
 fn is_assigned(cluster: &dyn Cluster, slot: u16) -> bool {

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use collie_db::Value;
 use collie_io::{Clock, RealClock};
 use collie_server::cluster::{
-    Applied, Cluster, Evaluation, Figure, Leadership, NodeInfo, NodeRequest, NodeRole, Partition,
+    Applied, Cluster, Endpoint, Evaluation, Figure, Leadership, NodeInfo, NodeRequest, NodeRole, Partition,
     PartitionInfo, Refused, Route, Rows, SLOTS, Settled, Settling, StoredRow, Topology, Walked, slot_of,
 };
 use tokio::sync::watch;
@@ -30,6 +30,8 @@ pub(crate) struct Fake {
     pub(crate) node_requests: Mutex<Vec<NodeRequest>>,
     /// Whether it does not hand over what it leads.
     pub(crate) keeps: watch::Sender<bool>,
+    /// Whether nodes have names of hosts.
+    pub(crate) are_named: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -112,7 +114,16 @@ impl Fake {
             problems: Mutex::default(),
             node_requests: Mutex::default(),
             keeps: watch::Sender::new(false),
+            are_named: AtomicBool::new(false),
         })
+    }
+
+    fn endpoint(&self, address: SocketAddr) -> Endpoint {
+        let host = format!("node-{}", address.port());
+        Endpoint {
+            address,
+            host: self.are_named.load(Ordering::SeqCst).then_some(host),
+        }
     }
 
     pub(crate) fn of(&self, key: &str) -> &Arc<FakePartition> {
@@ -377,7 +388,7 @@ impl Cluster for Fake {
         let node = |number: u64| NodeInfo {
             number,
             name: format!("{number:040x}"),
-            address: SocketAddr::from(([127, 0, 0, 1], 7000 + number as u16)),
+            client: self.endpoint(SocketAddr::from(([127, 0, 0, 1], 7000 + number as u16))),
             peer: SocketAddr::from(([127, 0, 0, 1], 17_000 + number as u16)),
             is_alive: true,
             role: NodeRole::Serves,
@@ -416,7 +427,7 @@ impl Cluster for Fake {
         };
         match partition.state().role {
             Role::Leads => Route::Here(partition.clone()),
-            Role::Led(addr) => Route::At(addr),
+            Role::Led(addr) => Route::At(self.endpoint(addr)),
             Role::Leaderless => Route::Nowhere,
         }
     }

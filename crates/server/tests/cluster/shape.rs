@@ -1,5 +1,7 @@
 //! The replies of `CLUSTER` have the shapes of those of a real Redis 7.0, if one is installed.
 
+use std::sync::atomic::Ordering;
+
 use collie_server::cluster::NodeRequest;
 
 use crate::fake::Role;
@@ -30,8 +32,8 @@ fn shape(reply: &str) -> String {
 }
 
 /// A real Redis, alone in its cluster, with all slots.
-fn redis() -> Option<Redis> {
-    let redis = Redis::start(&["--cluster-enabled", "yes"])?;
+fn redis(args: &[&str]) -> Option<Redis> {
+    let redis = Redis::start(&[&["--cluster-enabled", "yes"], args].concat())?;
     let mut client = Client::connect(redis.addr);
     assert_eq!(client.line("CLUSTER ADDSLOTSRANGE 0 16383"), "+OK\r\n");
     wait_for("its cluster is up", || {
@@ -42,7 +44,7 @@ fn redis() -> Option<Redis> {
 
 #[test]
 fn replies_about_the_cluster_have_the_shapes_of_those_of_redis() {
-    let Some(redis) = redis() else { return };
+    let Some(redis) = redis(&[]) else { return };
     let node = node(4);
     let (mut ours, mut theirs) = (node.client(), Client::connect(redis.addr));
     for hello in ["HELLO 2", "HELLO 3"] {
@@ -118,6 +120,44 @@ fn replies_about_the_cluster_have_the_shapes_of_those_of_redis() {
             words(&ours.line("CLUSTER NODES")),
             words(&theirs.line("CLUSTER NODES"))
         );
+    }
+}
+
+#[test]
+fn nodes_with_the_name_of_a_host_are_shown_as_redis_does() {
+    let node = node(1);
+    node.fake.are_named.store(true, Ordering::SeqCst);
+    let mut ours = node.client();
+    let nodes = ours.text(&["CLUSTER", "NODES"]);
+    assert!(
+        nodes.contains(" 127.0.0.1:7001@17001,node-7001 myself,master "),
+        "{nodes}"
+    );
+    let led_elsewhere = Role::Led("10.0.0.7:6379".parse().unwrap());
+    node.fake.partitions[0].set_role(led_elsewhere);
+    assert_eq!(ours.line("GET a"), "-MOVED 15495 node-6379:6379\r\n");
+    node.fake.partitions[0].set_role(Role::Leads);
+    let named = [
+        "--cluster-announce-hostname",
+        "node-7001",
+        "--cluster-preferred-endpoint-type",
+        "hostname",
+    ];
+    let Some(redis) = redis(&named) else { return };
+    let mut theirs = Client::connect(redis.addr);
+    for hello in ["HELLO 2", "HELLO 3"] {
+        ours.line(hello);
+        theirs.line(hello);
+        for (line, most) in [("CLUSTER SLOTS", 7), ("CLUSTER SHARDS", 20)] {
+            let head = |reply: &str| {
+                let shape = shape(reply);
+                let lines = shape.lines().filter(|line| !line.starts_with('*'));
+                lines.take(most).collect::<Vec<_>>().join(" ")
+            };
+            let (our, their) = (ours.line(line), theirs.line(line));
+            assert_eq!(head(&our), head(&their), "{line}: {our} {their}");
+            assert!(our.contains("node-7001"), "{our}");
+        }
     }
 }
 

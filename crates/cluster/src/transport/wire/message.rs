@@ -289,13 +289,22 @@ pub enum MapRequest {
     Describe {
         /// The node.
         node: NodeId,
-        /// Where other nodes reach it.
-        peer: SocketAddr,
-        /// Where clients reach it.
-        client: SocketAddr,
-        /// Its zone; empty: none.
-        zone: String,
+        /// Where.
+        site: Site,
     },
+}
+
+/// Where a node is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Site {
+    /// Where other nodes reach it.
+    pub peer: SocketAddr,
+    /// Where clients reach it.
+    pub client: SocketAddr,
+    /// The name of its host that clients are sent to; empty: to its address.
+    pub host: String,
+    /// Its zone; empty: none.
+    pub zone: String,
 }
 
 /// Why a request was not carried out.

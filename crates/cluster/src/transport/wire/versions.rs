@@ -159,9 +159,12 @@ fn requests() -> Vec<(&'static str, Request)> {
     };
     let describe = MapRequest::Describe {
         node: 56,
-        peer: "192.0.2.5:7001".parse().unwrap(),
-        client: "[2001:db8::3]:6379".parse().unwrap(),
-        zone: "a zone".to_owned(),
+        site: Site {
+            peer: "192.0.2.5:7001".parse().unwrap(),
+            client: "[2001:db8::3]:6379".parse().unwrap(),
+            host: "a.host".to_owned(),
+            zone: "a zone".to_owned(),
+        },
     };
     let hangs = MapRequest::Hangs {
         group: 54,

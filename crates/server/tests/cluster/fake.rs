@@ -119,19 +119,14 @@ impl Fake {
     }
 
     fn endpoint(&self, address: SocketAddr) -> Endpoint {
-        let host = format!("node-{}", address.port());
-        Endpoint {
-            address,
-            host: self.are_named.load(Ordering::SeqCst).then_some(host),
-        }
+        let host = || format!("node-{}", address.port());
+        let host = self.are_named.load(Ordering::SeqCst).then(host);
+        Endpoint { address, host }
     }
 
     pub(crate) fn of(&self, key: &str) -> &Arc<FakePartition> {
-        let slot = slot_of(key.as_bytes());
-        self.partitions
-            .iter()
-            .find(|partition| partition.slots.contains(&slot))
-            .unwrap()
+        let has = |partition: &&Arc<FakePartition>| partition.slots.contains(&slot_of(key.as_bytes()));
+        self.partitions.iter().find(has).unwrap()
     }
 
     /// Says that something has changed.
@@ -418,11 +413,8 @@ impl Cluster for Fake {
     }
 
     fn route(&self, slot: u16) -> Route {
-        let partition = self
-            .partitions
-            .iter()
-            .find(|partition| partition.slots.contains(&slot));
-        let Some(partition) = partition else {
+        let mut partitions = self.partitions.iter();
+        let Some(partition) = partitions.find(|partition| partition.slots.contains(&slot)) else {
             return Route::Nowhere;
         };
         match partition.state().role {

@@ -18,7 +18,7 @@ use crate::ids::{GroupId, ReplicaId};
 use crate::map::{self, Changes, Map, NodeRole, Nodes, Stuck};
 use crate::node::changing::{change, map_member};
 use crate::node::clocks::clocks_off;
-use crate::node::leaders::{ask_to_hand_over, hand_over_to_one};
+use crate::node::leaders::{ask_to_hand_over, give_up_lead};
 use crate::node::routing::KnownNodes;
 use crate::node::shared::ClusterInner;
 use crate::proposals::Answer;
@@ -215,44 +215,21 @@ async fn voters(
     members: &Members,
     nodes: &Nodes,
 ) -> Result<(), String> {
-    let wanted = match map::voters(map, &members.voters, nodes) {
+    let mut wanted = match map::voters(map, &members.voters, nodes) {
         Some(wanted) => wanted,
         None if members.is_joint => members.voters.clone(),
         None => return Ok(()),
     };
     if !wanted.contains(&replica.id()) {
         // The next leader goes on, and loses no time by an election.
-        return give_up_lead(inner, replica, map, members, &wanted).await;
+        let node_of = |id| Some(map.node_of_replica(id)?.number);
+        if give_up_lead(inner, replica, &wanted, node_of).await? {
+            return Ok(());
+        }
+        // It votes alone: first another one has to, too.
+        wanted.insert(replica.id());
     }
     let changed = replica.change_voters(wanted).await;
-    changed.map_err(|error| error.to_string())
-}
-
-/// Has another voter lead group 0 that is to stay one.
-async fn give_up_lead(
-    inner: &ClusterInner,
-    replica: &Replica,
-    map: &Map,
-    members: &Members,
-    wanted: &BTreeSet<ReplicaId>,
-) -> Result<(), String> {
-    let hears = |id: &ReplicaId| {
-        map.node_of_replica(*id)
-            .is_some_and(|node| inner.hears(node.number))
-    };
-    let able = members.voters.intersection(wanted).copied();
-    if hand_over_to_one(
-        replica,
-        able.filter(|id| members.has_nearly_all(*id) && hears(id)),
-    )
-    .await?
-    {
-        return Ok(());
-    }
-    // It votes alone: first another one has to, too.
-    let own = replica.id();
-    let both = wanted.iter().copied().chain([own]).collect();
-    let changed = replica.change_voters(both).await;
     changed.map_err(|error| error.to_string())
 }
 

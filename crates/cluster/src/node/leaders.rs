@@ -173,7 +173,7 @@ async fn hand_over(
 ///
 /// # Errors
 /// Why the last one may not.
-pub(super) async fn hand_over_to_one(
+async fn hand_over_to_one(
     replica: &Replica,
     able: impl IntoIterator<Item = ReplicaId>,
 ) -> Result<bool, String> {
@@ -188,6 +188,24 @@ pub(super) async fn hand_over_to_one(
         }
     }
     done
+}
+
+/// Has another replica lead, of those that are wanted: one that votes, answers and has nearly all entries. Says
+/// whether there is any.
+///
+/// # Errors
+/// Why the last one may not.
+pub(super) async fn give_up_lead(
+    inner: &ClusterInner,
+    replica: &Replica,
+    wanted: &BTreeSet<ReplicaId>,
+    node_of: impl Fn(ReplicaId) -> Option<NodeId>,
+) -> Result<bool, String> {
+    let members = replica.members().map_err(|error| error.to_string())?;
+    let is_able =
+        |id: &ReplicaId| members.has_nearly_all(*id) && node_of(*id).is_some_and(|node| inner.hears(node));
+    let able = members.voters.intersection(wanted).copied();
+    hand_over_to_one(replica, able.filter(is_able)).await
 }
 
 /// From one attempt of a replica to the next.

@@ -19,7 +19,7 @@ use tokio::time::{Instant, timeout};
 use crate::ids::{GroupId, ReplicaId};
 use crate::map::{Map, PartitionRecord};
 use crate::node::changing::member;
-use crate::node::leaders::hand_over_to_one;
+use crate::node::leaders::give_up_lead;
 use crate::node::map_requests::ask;
 use crate::node::shared::ClusterInner;
 use crate::raft::{Members, Replica};
@@ -203,7 +203,7 @@ async fn step(
 ) -> Result<(), String> {
     let (group, changed) = (partition.group, partition.changed);
     ask(inner, MapRequest::IsUnchanged { group, changed }).await?;
-    let wanted = wanted(partition);
+    let mut wanted = wanted(partition);
     let members = replica.members().map_err(|error| error.to_string())?;
     if is_whole(&members, &wanted) && members.is_applied {
         if partition.wanted.is_empty() {
@@ -236,33 +236,13 @@ async fn step(
         return Err(format!("replicas {lack:?} have not all entries yet"));
     }
     if !wanted.contains(&replica.id()) {
-        return give_up_lead(inner, partition, replica, &wanted).await;
+        let node_of = |id| partition.node_of(id);
+        if give_up_lead(inner, replica, &wanted, node_of).await? {
+            return Ok(());
+        }
+        // None of those that stay votes: they get a vote beside this one, and then one of them leads.
+        wanted.insert(replica.id());
     }
     let changed = replica.change_members(wanted).await;
-    changed.map_err(|error| error.to_string())
-}
-
-/// Has a replica lead that stays.
-async fn give_up_lead(
-    inner: &ClusterInner,
-    partition: &PartitionRecord,
-    replica: &Replica,
-    wanted: &BTreeSet<ReplicaId>,
-) -> Result<(), String> {
-    let members = replica.members().map_err(|error| error.to_string())?;
-    let hears = |id: &ReplicaId| partition.node_of(*id).is_some_and(|node| inner.hears(node));
-    let able = members.voters.intersection(wanted).copied();
-    if hand_over_to_one(
-        replica,
-        able.filter(|id| members.has_nearly_all(*id) && hears(id)),
-    )
-    .await?
-    {
-        return Ok(());
-    }
-    // None of those that stay votes: they get a vote beside this one, and then one of them leads.
-    let own = replica.id();
-    let all = wanted.iter().copied().chain([own]);
-    let changed = replica.change_members(all.collect()).await;
     changed.map_err(|error| error.to_string())
 }

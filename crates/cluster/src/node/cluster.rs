@@ -25,7 +25,7 @@ use crate::node::controller::control;
 use crate::node::error::ClusterError;
 use crate::node::follower::follow;
 use crate::node::joining::{Gate, begin};
-use crate::node::leaders::{retire, take_over, tell_leaders, watch_nodes};
+use crate::node::leaders::{retire, take_over, watch_nodes};
 use crate::node::map_requests::ask;
 use crate::node::members::keep_members;
 use crate::node::options::{Begin, ClusterOptions};
@@ -101,7 +101,6 @@ impl ClusterNode {
         tasks.spawn(watch_nodes(Arc::clone(&inner)));
         tasks.spawn(watch_clocks(Arc::clone(&inner)));
         tasks.spawn(take_over(Arc::clone(&inner)));
-        tasks.spawn(tell_leaders(Arc::clone(&inner)));
         tasks.spawn(announce(Arc::clone(&inner), network, seeds));
         let tasks = Mutex::new(tasks);
         Ok(Self { inner, tasks })

@@ -1,5 +1,5 @@
-//! Who leads what: taking over what other nodes lead, on request (`CLUSTER FAILOVER`), handing over what this
-//! node leads before it ends, and telling the others what it leads.
+//! Who leads what: taking over what other nodes lead, on request (`CLUSTER FAILOVER`), and handing over what this
+//! node leads before it ends.
 //!
 //! A node that does not answer leads nothing for long: the groups that it led elect another leader as soon as
 //! raft lets them, and need not wait until each finds out by itself.
@@ -228,8 +228,6 @@ pub(super) async fn watch_nodes(inner: Arc<ClusterInner>) {
             let silent = states.iter().filter(|(_, state)| !state.is_alive());
             silent.map(|(node, _)| *node).collect()
         };
-        // Where a slot without a replica here is led may have changed.
-        inner.changed();
         for node in silent.difference(&suspected) {
             elections.push(replace_leader(&inner, *node));
         }
@@ -281,32 +279,4 @@ fn led_by(inner: &ClusterInner, node: NodeId) -> Vec<(Arc<Replica>, usize)> {
         (replica.leader() == Some(*leader)).then_some((replica, behind))
     });
     led.collect()
-}
-
-/// From one look at what this node leads to the next: many groups change their leaders together.
-const PAUSE: Duration = Duration::from_millis(10);
-
-/// Sends other nodes what this one leads, and wakes what waits for a leader elsewhere, until the node ends.
-pub(super) async fn tell_leaders(inner: Arc<ClusterInner>) {
-    let mut changes = inner.node.changes();
-    let mut heard = inner.peers().leaders();
-    loop {
-        changes.borrow_and_update();
-        let replicas = inner.node.replicas().into_iter();
-        let led = replicas.filter_map(|replica| Some((replica.group(), replica.leads_in()?)));
-        inner.peers().set_led(led.collect());
-        let changed = tokio::select! {
-            biased;
-            changed = heard.changed() => {
-                drop(heard.borrow_and_update());
-                inner.changed();
-                changed
-            }
-            changed = changes.changed() => changed,
-        };
-        if changed.is_err() {
-            return;
-        }
-        sleep(PAUSE).await;
-    }
 }

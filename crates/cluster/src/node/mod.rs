@@ -9,6 +9,7 @@ mod cluster;
 mod controller;
 mod error;
 mod follower;
+mod gossip;
 mod joining;
 mod leaders;
 mod map_requests;

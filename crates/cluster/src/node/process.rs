@@ -18,6 +18,7 @@ use crate::beat::Beat;
 use crate::blocking::blocking;
 use crate::ids::{GroupId, ReplicaId};
 use crate::node::error::NodeError;
+use crate::node::gossip::{hear_what_is_led, say_what_is_led};
 use crate::node::options::NodeOptions;
 use crate::node::room::{MACHINES, reserves, watch_room};
 use crate::node::router::{Emptied, Router};
@@ -128,6 +129,10 @@ impl Node {
                 node.changes.clone(),
                 beat,
             ));
+            let (router, peers) = (Arc::clone(&node.router), Arc::clone(&node.peers));
+            tasks.spawn(say_what_is_led(router, peers, node.changes()));
+            let (router, peers) = (Arc::clone(&node.router), Arc::clone(&node.peers));
+            tasks.spawn(hear_what_is_led(router, peers, node.changes.clone()));
         }
         for part in replicas.chunks(OPEN_AT_A_TIME) {
             let part: Vec<_> = part.iter().map(|log| node.open(log.clone(), None)).collect();
@@ -300,7 +305,8 @@ impl Node {
     /// # Errors
     /// The logs'.
     pub async fn close(self) -> Result<(), NodeError> {
-        self.maintenance.lock().abort_all();
+        let mut maintenance = std::mem::take(&mut *self.maintenance.lock());
+        maintenance.shutdown().await;
         for replica in self.router.take_all().into_values() {
             replica.close().await;
         }

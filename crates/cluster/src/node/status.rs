@@ -137,12 +137,18 @@ impl ClusterInner {
             .filter(|replica| replica.problem().is_some())
             .count();
         let failed = replicas.iter().filter(|replica| replica.is_quarantined()).count();
+        let parked = replicas.iter().filter(|replica| replica.is_parked()).count();
         let quarantined = self.node.quarantined().len() + failed;
         vec![
             gauge(
                 "collie_cluster_replicas",
                 "Replicas on this node.",
                 replicas.len(),
+            ),
+            gauge(
+                "collie_cluster_replicas_parked",
+                "Replicas that had nothing to do for some seconds, and neither send nor expect heartbeats.",
+                parked,
             ),
             gauge(
                 "collie_cluster_replicas_with_problems",

@@ -92,6 +92,12 @@ impl Quorum {
         }
     }
 
+    /// Nothing is to be lost while the group is parked. Afterwards the majority has as long as after an election.
+    pub(super) fn rests(&mut self) -> Option<Instant> {
+        self.leads = None;
+        None
+    }
+
     /// When the majority will count as lost, unless it answers; `None` where there is nothing to lose:
     /// the replica does not lead, or is a majority by itself. `acked` is when the requests were sent that
     /// a majority has answered last.

@@ -151,6 +151,7 @@ impl Replica {
     /// Raft's: the entry may be committed all the same.
     pub async fn add_learner(&self, id: ReplicaId, member: Member) -> Result<(), ReplicaError> {
         let running = self.running()?;
+        running.wake().await;
         let added = running.raft.add_learner(id, member, false).await;
         added.map(drop).map_err(|error| self.refused(&error))
     }
@@ -162,6 +163,7 @@ impl Replica {
     /// Raft's: the first step, or both, may be committed all the same. The same call completes them.
     pub async fn change_voters(&self, voters: BTreeSet<ReplicaId>) -> Result<(), ReplicaError> {
         let running = self.running()?;
+        running.wake().await;
         let changed = running.raft.change_membership(voters, true).await;
         changed.map(drop).map_err(|error| self.refused(&error))
     }
@@ -173,6 +175,7 @@ impl Replica {
     /// Raft's: the first step, or both, may be committed all the same. The same call completes them.
     pub async fn change_members(&self, voters: BTreeSet<ReplicaId>) -> Result<(), ReplicaError> {
         let running = self.running()?;
+        running.wake().await;
         let changed = running.raft.change_membership(voters, false).await;
         changed.map_err(|error| self.refused(&error))?;
         let left = self.members()?;
@@ -189,6 +192,7 @@ impl Replica {
             return Ok(());
         }
         let running = self.running()?;
+        running.wake().await;
         let removed = running
             .raft
             .change_membership(ChangeMembers::RemoveNodes(learners), true)

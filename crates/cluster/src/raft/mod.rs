@@ -11,6 +11,7 @@
 //! 6. Want of room is waited for; a failed sync is final.
 //! 7. A leader hearing no majority for 1.5 s counts as none.
 //! 8. A node 500 ms off most clocks leads nothing.
+//! 9. A parked follower counts on its leader's node and on that node's word.
 
 mod batching;
 mod body;
@@ -25,6 +26,7 @@ mod members;
 mod messages;
 mod network;
 mod options;
+mod parking;
 mod partition;
 mod replica;
 mod running;

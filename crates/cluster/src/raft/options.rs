@@ -26,6 +26,8 @@ pub struct GroupTimes {
     /// And for so long at most. A replica votes for no other while it may have heard a leader within
     /// this time: so long, at least, a group is without a leader when its leader dies. Default 1.5 s.
     pub election_max: Duration,
+    /// A leader that has had nothing to do for so long asks the members to park. Default 3 s.
+    pub park: Duration,
     /// An append that is not answered for so long is sent anew. Default 2 s.
     pub append: Duration,
     /// The same for a part of a snapshot. Default 30 s.
@@ -53,6 +55,7 @@ impl Default for GroupTimes {
             heartbeat: Duration::from_millis(500),
             election_min: Duration::from_secs(1),
             election_max: Duration::from_millis(1500),
+            park: Duration::from_secs(3),
             append: Duration::from_secs(2),
             piece: Duration::from_secs(30),
             install: Duration::from_secs(600),

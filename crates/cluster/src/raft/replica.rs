@@ -21,7 +21,7 @@ use crate::raft::running::{Failures, Now, Running, supervise};
 use crate::raft::types::{Member, ReplicaState};
 use crate::raftlog::Patience;
 use crate::transport::wire::{Refusal, Request, Response};
-use crate::transport::{Incoming, Reply};
+use crate::transport::{Incoming, LedByNode, NodeStates, Reply};
 
 /// A member of a group on this node. It runs until it is [closed](Self::close) or dropped.
 pub struct Replica {
@@ -280,6 +280,19 @@ impl Replica {
         }
     }
 
+    /// Whether it is parked: it counts on other nodes instead of heartbeats.
+    #[must_use]
+    pub fn is_parked(&self) -> bool {
+        self.running().is_ok_and(|running| running.parking.is_parked())
+    }
+
+    /// Other nodes answer, or not, or have said what they lead.
+    pub(crate) fn look_at(&self, states: &NodeStates, led: &LedByNode) {
+        if let Ok(running) = self.running() {
+            running.look_at(states, led);
+        }
+    }
+
     /// Whether it is closed, or about to be.
     pub(crate) fn is_closed(&self) -> bool {
         *self.stop.borrow()
@@ -305,6 +318,7 @@ fn vote_of(request: &Request) -> Option<Vote> {
         Request::Transfer(transfer) => Some(transfer.vote),
         Request::Offer(offer) => Some(offer.vote),
         Request::SnapshotEnd(end) => Some(end.vote),
+        Request::Park(park) => Some(park.vote),
         Request::Piece(_)
         | Request::Room(_)
         | Request::MayLead

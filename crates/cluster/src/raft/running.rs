@@ -1,6 +1,6 @@
 //! A replica from one opening to its end, and opening it again when it has failed.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -27,16 +27,19 @@ use crate::raft::links::ReplicaLinks;
 use crate::raft::machine::{Raft, Served, open_machine};
 use crate::raft::messages::{from_vote_response, to_transfer, to_vote_request};
 use crate::raft::options::{ReplicaOptions, config};
+use crate::raft::parking::{Parked, Parking};
 use crate::raft::snapshots::{self, Receiving};
 use crate::raft::tasks;
 use crate::raft::tasks::purge;
-use crate::raft::ticks::{self, Heard};
-use crate::raft::types::{Groups, ReplicaState, from_leader, from_log_id};
+use crate::raft::ticks::{Heard, Ticking, may_park, tick, wake};
+use crate::raft::types::{Groups, ReplicaState, from_leader, from_log_id, from_vote};
 use crate::raftlog::{Holding, Purpose, Reserved};
 use crate::replica_store::Machine;
 use crate::replica_store::effects::EffectsBuf;
-use crate::transport::wire::{Append, HandOver, Refusal, Request, Response, Room, TransferLeader};
-use crate::transport::{Incoming, Reply};
+use crate::transport::wire::{
+    Append, HandOver, NodeId, Park, Refusal, Request, Response, Room, TransferLeader,
+};
+use crate::transport::{Incoming, LedByNode, NodeStates, Reply};
 
 /// A replica that is to lead waits so long for entries that it lacks.
 const TRANSFER_WAITS: Duration = Duration::from_secs(1);
@@ -52,6 +55,7 @@ pub(super) struct Running {
     appends: mpsc::UnboundedSender<(Append, Reply)>,
     receiving: tokio::sync::Mutex<Option<Receiving>>,
     heard: Arc<Heard>,
+    pub(super) parking: Arc<Parking>,
     beat: Beat,
     elections: Arc<Elections>,
     stop: watch::Sender<bool>,
@@ -102,26 +106,34 @@ impl Running {
             .map_err(|error| raft_failed(&error))?;
         let (appends, waiting_appends) = mpsc::unbounded_channel();
         let stop = watch::Sender::new(false);
+        let (heard, parking) = (Arc::<Heard>::default(), Arc::<Parking>::default());
         let mut proposer = JoinSet::new();
         proposer.spawn(tasks::propose(
             raft.clone(),
             Arc::clone(&commands),
             log.clone(),
+            Arc::clone(&parking),
             stop.subscribe(),
         ));
         let mut all = JoinSet::new();
-        all.spawn(tasks::confirm_reads(raft.clone(), waiting_readers));
-        let heard = Arc::<Heard>::default();
-        let followed = Arc::clone(&heard);
+        all.spawn(tasks::confirm_reads(
+            raft.clone(),
+            Arc::clone(&parking),
+            waiting_readers,
+        ));
         all.spawn(tasks::append(
             raft.clone(),
             log.clone(),
-            followed,
+            (Arc::clone(&heard), Arc::clone(&parking)),
             waiting_appends,
         ));
-        let beats = options.beat.every(options.times.heartbeat);
-        let (told, times) = (Arc::clone(&heard), options.times.clone());
-        all.spawn(ticks::tick(raft.clone(), told, beats, times));
+        let ticking = Ticking {
+            raft: raft.clone(),
+            heard: Arc::clone(&heard),
+            parking: Arc::clone(&parking),
+            links: links.clone(),
+        };
+        all.spawn(tick(ticking, options.beat.every(options.times.heartbeat)));
         all.spawn(tasks::send_anew(raft.clone(), waiting_anew));
         // What an opening finds in tables is a snapshot as well.
         flushed.notify_one();
@@ -141,6 +153,7 @@ impl Running {
             appends,
             receiving: tokio::sync::Mutex::default(),
             heard,
+            parking,
             beat: options.beat,
             elections: Arc::clone(elections),
             stop,
@@ -156,8 +169,11 @@ impl Running {
         let mut metrics = self.raft.server_metrics();
         let mut all = self.raft.data_metrics();
         let mut beats = self.beat.every(self.links.times.heartbeat);
+        let mut parking = self.parking.changes();
         let mut led = None;
         loop {
+            // The nodes of a majority answer, or it is parked no longer.
+            let is_parked = parking.borrow_and_update().is_some();
             let lost_at = {
                 let now = metrics.borrow_and_update();
                 let leader = elected(now.current_leader, &now.vote);
@@ -169,13 +185,19 @@ impl Running {
                 led = term.or(led);
                 self.commands.learned(from_leader(&now.vote.leader_id), leader);
                 let acked = all.borrow_and_update().last_quorum_acked;
-                quorum.lost_at(&now, acked.map(|acked| Instant::now() - acked.elapsed()))
+                let acked = acked.map(|acked| Instant::now() - acked.elapsed());
+                match is_parked {
+                    true => quorum.rests(),
+                    false => quorum.lost_at(&now, acked),
+                }
             };
             let is_alone = lost_at.is_some_and(|at| at <= Instant::now());
             self.commands.set_alone(is_alone);
             let changed = tokio::select! {
                 biased;
                 changed = metrics.changed() => changed,
+                // An error: the sender is in `self`.
+                _ = parking.changed() => Ok(()),
                 // Until a majority may have answered again, or may be lost.
                 changed = all.changed(), if is_alone => changed,
                 () = look_at(lost_at.filter(|_| !is_alone)) => Ok(()),
@@ -293,6 +315,7 @@ impl Running {
 
     /// Asks another replica to lead, if the disk of its log has room.
     pub(super) async fn transfer_to(&self, replica: ReplicaId) -> Result<(), String> {
+        self.wake().await;
         if !self.may_lead(replica).await {
             return Err(format!(
                 "replica {replica} does not say that it may lead: that the disk of its log has room"
@@ -300,6 +323,58 @@ impl Running {
         }
         let asked = self.raft.trigger().transfer_leader(replica).await;
         asked.map_err(|error| error.to_string())
+    }
+
+    /// The replica has something to do: see [`wake`].
+    pub(super) async fn wake(&self) {
+        wake(&self.raft, &self.parking).await;
+    }
+
+    /// Other nodes answer, or have said what they lead: looks whether what a parked replica counts on still holds.
+    pub(super) fn look_at(&self, states: &NodeStates, led: &LedByNode) {
+        let group = self.machine.log().group();
+        let Some(parked) = self.parking.now().filter(|now| !now.holds(group, states, led)) else {
+            return;
+        };
+        if !parked.leads {
+            // Until now it has heard its leader, in a way. Those whose turn it is stand for election first.
+            self.heard.followed(parked.leader, Instant::now());
+        }
+        self.parking.wake();
+    }
+
+    /// Parks, as its leader asks: if it has all entries, and that leader's node says that it leads.
+    fn park(&self, node: NodeId, Park { vote, last }: Park) -> Result<(), &'static str> {
+        if !may_park(&self.links.times) {
+            return Err("its elections follow too soon");
+        }
+        let needed = self.parking.needed();
+        {
+            let metrics = self.raft.metrics();
+            let now = metrics.borrow_watched();
+            let follows = from_vote(&now.vote) == vote && now.current_leader == Some(vote.leader.replica);
+            let has_all = now.last_applied.as_ref().map(from_log_id) == Some(last);
+            if !follows || !has_all || now.last_log_index != Some(last.index) {
+                return Err("it follows another leader, or has not applied what that one has");
+            }
+        }
+        let (states, led) = (self.links.peers.states(), self.links.peers.leaders());
+        let boot = states.borrow().get(&node).and_then(|state| state.boot);
+        let boot = boot.ok_or("it does not hear the leader's node")?;
+        let parked = Parked {
+            leader: vote.leader,
+            leads: false,
+            nodes: BTreeMap::from([(node, boot)]),
+        };
+        if !parked.holds(self.links.group, &states.borrow(), &led.borrow()) {
+            return Err("the leader's node does not answer, or does not say that it leads");
+        }
+        if !self.parking.park(parked, needed) {
+            return Err("it has heard from its group since");
+        }
+        // What has changed meanwhile was not seen by who looks.
+        self.look_at(&states.borrow(), &led.borrow());
+        Ok(())
     }
 
     /// Has a member stand for election whatever it lacks: one with the votes of a majority lacks nothing that
@@ -412,15 +487,30 @@ impl Running {
                 Response::Ready
             }
             Request::Room(_) | Request::MayLead => Response::Refusal(Refusal::NoRoom),
-            Request::Vote(request) => match self.raft.vote(to_vote_request(&request)).await {
-                Ok(answer) => Response::Voted(from_vote_response(&answer)),
-                Err(error) => failed(&error),
+            Request::Park(park) => match self.park(incoming.node, park) {
+                Ok(()) => Response::Parked,
+                Err(problem) => failed(&problem),
             },
-            Request::PreVote(request) => match self.raft.pre_vote(to_vote_request(&request)).await {
-                Ok(answer) => Response::PreVoted(from_vote_response(&answer)),
-                Err(error) => failed(&error),
-            },
+            Request::Vote(request) => {
+                self.parking.need();
+                match self.raft.vote(to_vote_request(&request)).await {
+                    Ok(answer) => Response::Voted(from_vote_response(&answer)),
+                    Err(error) => failed(&error),
+                }
+            }
+            // It has heard its leader, in a way, and votes for no other then.
+            Request::PreVote(_) if self.parking.now().is_some_and(|parked| !parked.leads) => {
+                failed(&"the node of its leader answers, and says that it leads")
+            }
+            Request::PreVote(request) => {
+                self.wake().await;
+                match self.raft.pre_vote(to_vote_request(&request)).await {
+                    Ok(answer) => Response::PreVoted(from_vote_response(&answer)),
+                    Err(error) => failed(&error),
+                }
+            }
             Request::Transfer(transfer) => {
+                self.parking.need();
                 if transfer.to == log.replica() {
                     self.elections.asked(ElectionCause::Transfer);
                 }

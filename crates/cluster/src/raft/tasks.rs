@@ -25,7 +25,8 @@ use crate::raft::followers::{Anew, Followers};
 use crate::raft::links::ReplicaLinks;
 use crate::raft::machine::Raft;
 use crate::raft::messages::{from_appended, to_append};
-use crate::raft::ticks::Heard;
+use crate::raft::parking::Parking;
+use crate::raft::ticks::{Heard, wake};
 use crate::raft::types::{Groups, from_leader, to_leader};
 use crate::raftlog::{Purpose, ReplicaLog, Reserved, StoreError};
 use crate::replica_store::{ApplyOutcome, Machine};
@@ -46,6 +47,7 @@ pub(super) async fn propose(
     raft: Raft,
     commands: Arc<Commands>,
     log: ReplicaLog,
+    parking: Arc<Parking>,
     mut stop: watch::Receiver<bool>,
 ) {
     let mut batches = Batches::new(Arc::clone(&commands), log.largest_entry());
@@ -75,6 +77,7 @@ pub(super) async fn propose(
                     false => continue,
                 }
             };
+            wake(&raft, &parking).await;
             let number = numbers.next();
             let leader = to_leader(batch.header.ticket.run.leader);
             let (responder, answer) = ProgressResponder::complete_only();
@@ -126,13 +129,18 @@ fn outcome(answer: ClientWriteResult<Groups>) -> Outcome {
 
 /// Confirms who leads: one confirmation at a time, for all that wait when it begins. A read that
 /// comes later waits for the next, as this one may be of a moment before it.
-pub(super) async fn confirm_reads(raft: Raft, mut readers: mpsc::UnboundedReceiver<Reader>) {
+pub(super) async fn confirm_reads(
+    raft: Raft,
+    parking: Arc<Parking>,
+    mut readers: mpsc::UnboundedReceiver<Reader>,
+) {
     while let Some(first) = readers.recv().await {
         let mut waiting = vec![first];
         while let Ok(next) = readers.try_recv() {
             waiting.push(next);
         }
-        // What is committed by then is applied here when this returns.
+        parking.need();
+        // What is committed by then is applied here when this returns. All members hear of it.
         let confirmed = raft.ensure_linearizable(ReadPolicy::ReadIndex).await;
         let leader = confirmed.ok().map(|read| from_leader(read.committed_leader_id()));
         for reader in waiting {
@@ -147,7 +155,7 @@ pub(super) async fn confirm_reads(raft: Raft, mut readers: mpsc::UnboundedReceiv
 pub(super) async fn append(
     raft: Raft,
     log: ReplicaLog,
-    heard: Arc<Heard>,
+    (heard, parking): (Arc<Heard>, Arc<Parking>),
     mut appends: mpsc::UnboundedReceiver<(Append, Reply)>,
 ) {
     let appends = stream::poll_fn(move |context| appends.poll_recv(context));
@@ -165,7 +173,7 @@ pub(super) async fn append(
         }
     });
     let answered = admitted.map(|(append, reply, room)| {
-        let (raft, heard) = (raft.clone(), Arc::clone(&heard));
+        let (raft, heard, parking) = (raft.clone(), Arc::clone(&heard), Arc::clone(&parking));
         async move {
             let room = match room {
                 Ok(room) => room,
@@ -179,6 +187,7 @@ pub(super) async fn append(
             };
             if !matches!(answer, Err(_) | Ok(AppendEntriesResponse::HigherVote(_))) {
                 heard.followed(leader, began);
+                parking.need();
             }
             // It is taken.
             drop(room);

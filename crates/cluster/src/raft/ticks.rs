@@ -3,20 +3,27 @@
 //!
 //! Raft's own ticker, which does both, is one more timer for each group, and fires five times for each heartbeat.
 //! So leaders send their heartbeats at the [beat](crate::beat::Beat) of the node, those of all groups together, and
-//! the ticker runs only where an election may be due before the beat after the next one.
+//! the ticker runs only where an election may be due before the beat after the next one. Where the group is
+//! [parked](crate::raft::parking) there is neither.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
+use openraft::ReadPolicy;
 use openraft::async_runtime::watch::WatchReceiver;
 use parking_lot::Mutex;
-use tokio::time::{Instant, Interval};
+use tokio::time::{Instant, Interval, timeout};
 
-use crate::ids::LeaderId;
+use crate::ids::{EntryId, LeaderId, ReplicaId, Vote};
 use crate::raft::elections::elected;
+use crate::raft::links::ReplicaLinks;
 use crate::raft::machine::Raft;
 use crate::raft::options::GroupTimes;
-use crate::raft::types::from_leader;
+use crate::raft::parking::{Boot, Parked, Parking};
+use crate::raft::types::{from_leader, from_log_id};
+use crate::transport::wire::{NodeId, Park, Request, Response};
 
 /// The last word of a leader that this replica has followed.
 #[derive(Debug, Default)]
@@ -79,25 +86,53 @@ impl Rest {
     }
 }
 
+/// What makes a replica tick.
+pub(super) struct Ticking {
+    pub(super) raft: Raft,
+    pub(super) heard: Arc<Heard>,
+    pub(super) parking: Arc<Parking>,
+    pub(super) links: ReplicaLinks,
+}
+
+/// Whether the replicas of groups with these times park.
+pub(super) fn may_park(times: &GroupTimes) -> bool {
+    Rest::of(times).is_some()
+}
+
 /// Sends heartbeats while the replica leads, and has raft tick while an election may be due, until raft ends.
 /// Where its ticker may not rest, that does both.
-pub(super) async fn tick(raft: Raft, heard: Arc<Heard>, mut beats: Interval, times: GroupTimes) {
-    let Some(rest) = Rest::of(&times) else { return };
+pub(super) async fn tick(replica: Ticking, mut beats: Interval) {
+    let Ticking {
+        raft, heard, parking, ..
+    } = &replica;
+    let Some(rest) = Rest::of(&replica.links.times) else {
+        return;
+    };
     let mut metrics = raft.server_metrics();
+    let mut changes = parking.changes();
+    let mut busy = Busy::until_now();
     let mut is_beat = false;
     loop {
+        let parked = changes.borrow_and_update().as_ref().map(|parked| parked.leader);
         let leads = {
             let now = metrics.borrow_and_update();
             let leader = elected(now.current_leader, &now.vote);
             let leads = now.state.is_leader() && leader.is_some();
+            let voted = from_leader(&now.vote.leader_id);
+            if parked.is_some_and(|leader| leader != voted) {
+                parking.wake();
+                continue;
+            }
             // Of a vote that is not the leader's nothing was heard.
-            let heard = heard.last(from_leader(&now.vote.leader_id));
-            let heard = heard.filter(|_| now.vote.committed);
-            raft.runtime_config()
-                .tick(!rest.may_go_on(Instant::now(), leads, heard));
-            leads
+            let heard = heard.last(voted).filter(|_| now.vote.committed);
+            let rests = parked.is_some() || rest.may_go_on(Instant::now(), leads, heard);
+            raft.runtime_config().tick(!rests);
+            leads.then_some(voted)
         };
-        if is_beat && leads && raft.trigger().heartbeat().await.is_err() {
+        if let (true, Some(leader), None) = (is_beat, leads, parked)
+            && !replica.parks(leader, &mut busy).await
+            && raft.trigger().heartbeat().await.is_err()
+        {
             return;
         }
         is_beat = tokio::select! {
@@ -106,8 +141,112 @@ pub(super) async fn tick(raft: Raft, heard: Arc<Heard>, mut beats: Interval, tim
                 Ok(()) => false,
                 Err(_) => return,
             },
-            _ = beats.tick() => true,
+            // An error: the sender is in `replica`.
+            _ = changes.changed() => false,
+            _ = beats.tick(), if parked.is_none() => true,
         };
+    }
+}
+
+/// What a leader had to do last.
+#[derive(Debug)]
+struct Busy {
+    last: Option<u64>,
+    needed: u64,
+    at: Instant,
+}
+
+impl Busy {
+    fn until_now() -> Self {
+        Self {
+            last: None,
+            needed: 0,
+            at: Instant::now(),
+        }
+    }
+}
+
+impl Ticking {
+    /// Parks the group that this replica leads, if it has had nothing to do for long and all members agree.
+    async fn parks(&self, leader: LeaderId, busy: &mut Busy) -> bool {
+        let last = self.raft.metrics().borrow_watched().last_log_index;
+        let needed = self.parking.needed();
+        if (last, needed) != (busy.last, busy.needed) {
+            let at = Instant::now();
+            *busy = Busy { last, needed, at };
+        }
+        let times = &self.links.times;
+        if busy.at.elapsed() < times.park {
+            return false;
+        }
+        // In vain: not again at once.
+        busy.at = Instant::now();
+        // Without heartbeats meanwhile: they would wake those that have agreed.
+        let asked = timeout(times.heartbeat / 2, self.members_park(leader)).await;
+        let Ok(Some(nodes)) = asked else { return false };
+        let parked = Parked {
+            leader,
+            leads: true,
+            nodes,
+        };
+        // What has changed meanwhile was not seen by who looks.
+        let (states, led) = (self.links.peers.states(), self.links.peers.leaders());
+        let is_parked = self.parking.park(parked.clone(), needed);
+        let holds = parked.holds(self.links.group, &states.borrow(), &led.borrow());
+        if is_parked && !holds {
+            self.parking.wake();
+        }
+        is_parked && holds
+    }
+
+    /// Asks all other members to park. If all do: their nodes.
+    async fn members_park(&self, leader: LeaderId) -> Option<BTreeMap<NodeId, Boot>> {
+        let (members, last) = self.members_that_have_all()?;
+        let vote = Vote {
+            leader,
+            committed: true,
+        };
+        let nodes = {
+            let states = self.links.peers.states();
+            let states = states.borrow();
+            let answers = |(node, _): &(NodeId, _)| {
+                let state = states.get(node).filter(|state| state.is_alive())?;
+                Some((*node, state.boot?))
+            };
+            members.iter().map(answers).collect::<Option<_>>()?
+        };
+        let ask = |member| self.links.ask(member, Request::Park(Park { vote, last }));
+        let asked = join_all(members.into_iter().map(ask)).await;
+        let all_do = asked
+            .into_iter()
+            .all(|answer| matches!(answer, Ok(Response::Parked)));
+        all_do.then_some(nodes)
+    }
+
+    /// The other members and the last entry, if that is applied here, all members have it, and no change of members is
+    /// half done.
+    fn members_that_have_all(&self) -> Option<(Vec<(NodeId, ReplicaId)>, EntryId)> {
+        let metrics = self.raft.metrics();
+        let now = metrics.borrow_watched();
+        let last = now
+            .last_applied
+            .filter(|last| Some(last.index) == now.last_log_index)?;
+        let membership = now.membership_config.membership();
+        let matched = now.replication.as_ref()?;
+        let others = membership.nodes().filter(|(id, _)| **id != now.id);
+        let having_all = others
+            .map(|(id, member)| (matched.get(id) == Some(&Some(last))).then_some((member.node, *id)))
+            .collect::<Option<Vec<_>>>()?;
+        (membership.get_joint_config().len() == 1).then(|| (having_all, from_log_id(&last)))
+    }
+}
+
+/// The replica has something to do. Where its group is parked, a majority hears from it before this returns, so that
+/// raft takes what it proposes; unless there is none.
+pub(super) async fn wake(raft: &Raft, parking: &Parking) {
+    if parking.need() {
+        // An error: what is asked of raft next says why.
+        drop(raft.ensure_linearizable(ReadPolicy::ReadIndex).await);
     }
 }
 

@@ -153,6 +153,7 @@ impl Drop for Reply {
 pub(super) fn haste(message: &Message) -> Haste {
     match message {
         Message::Request(Request::Append(append)) if append.entries.is_empty() => Haste::Together,
+        Message::Request(Request::Park(_)) => Haste::Together,
         _ => Haste::Now,
     }
 }

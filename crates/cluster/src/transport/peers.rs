@@ -269,6 +269,7 @@ impl Peers {
             | Kind::Room
             | Kind::HandOver
             | Kind::MayLead
+            | Kind::Park
             | Kind::ChangeMap => None,
             _ => {
                 let take = link.budget.take(group, bytes.len(), kind == Kind::Append);

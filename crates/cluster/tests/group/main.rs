@@ -15,6 +15,7 @@ mod filling;
 mod full;
 mod lives;
 mod messages;
+mod parking;
 mod partitions;
 mod refusals;
 mod seam;

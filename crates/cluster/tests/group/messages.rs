@@ -33,11 +33,11 @@ impl Dispatch for Handed {
 }
 
 /// A node, and its two peers, of which the second is never there.
-struct Alone {
-    node: Node,
-    replica: Arc<Replica>,
-    peer: Peers,
-    requests: mpsc::UnboundedReceiver<(Incoming, Reply)>,
+pub(crate) struct Alone {
+    pub(crate) node: Node,
+    pub(crate) replica: Arc<Replica>,
+    pub(crate) peer: Peers,
+    pub(crate) requests: mpsc::UnboundedReceiver<(Incoming, Reply)>,
     log: SimDevice,
     _dir: TempDir,
 }
@@ -47,7 +47,7 @@ impl Alone {
         Self::adjusted(begin, |_| {}).await
     }
 
-    async fn adjusted(begin: bool, adjust: impl FnOnce(&mut NodeOptions)) -> Self {
+    pub(crate) async fn adjusted(begin: bool, adjust: impl FnOnce(&mut NodeOptions)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
         let (sender, requests) = mpsc::unbounded_channel();
@@ -80,12 +80,12 @@ impl Alone {
         }
     }
 
-    async fn request(&mut self) -> (Incoming, Reply) {
+    pub(crate) async fn request(&mut self) -> (Incoming, Reply) {
         let next = tokio::time::timeout(CAP, self.requests.recv()).await;
         next.unwrap_or_else(|_| panic!("it asks for nothing")).unwrap()
     }
 
-    async fn call(&self, group: u64, to: u64, request: Request) -> Response {
+    pub(crate) async fn call(&self, group: u64, to: u64, request: Request) -> Response {
         let call = Call {
             node: 1,
             group,

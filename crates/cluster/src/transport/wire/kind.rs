@@ -72,6 +72,8 @@ kinds! {
     MayLead = 25, "may lead";
     /// The leader of group 0 is asked to change the map.
     ChangeMap = 26, "change of the map";
+    /// The leader has nothing to do, and asks a member to park.
+    Park = 27, "park";
     /// Answers [`Kind::Append`].
     Appended = 32, "appended";
     /// Answers [`Kind::Vote`].
@@ -94,6 +96,8 @@ kinds! {
     Ready = 41, "ready";
     /// Answers [`Kind::ChangeMap`].
     MapChanged = 42, "map changed";
+    /// Answers [`Kind::Park`].
+    Parked = 43, "parked";
     /// Answers any request that was not carried out.
     Refusal = 48, "refusal";
 }

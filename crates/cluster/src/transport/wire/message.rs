@@ -69,6 +69,8 @@ pub enum Request {
     MayLead,
     /// [`Kind::ChangeMap`].
     ChangeMap(MapRequest),
+    /// [`Kind::Park`].
+    Park(Park),
 }
 
 /// What is answered.
@@ -96,6 +98,8 @@ pub enum Response {
     Ready,
     /// [`Kind::MapChanged`]: it is as was asked for. Otherwise the request is refused.
     MapChanged,
+    /// [`Kind::Parked`]: it is. Otherwise the request is refused.
+    Parked,
     /// [`Kind::Refusal`].
     Refusal(Refusal),
 }
@@ -244,6 +248,15 @@ pub struct HandOver {
     pub to: ReplicaId,
 }
 
+/// A leader that has nothing to do sends no more heartbeats, if all members agree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Park {
+    /// The leader's vote.
+    pub vote: Vote,
+    /// Its last entry, which is applied there.
+    pub last: EntryId,
+}
+
 /// What is to change in the map. Asked for again, it changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MapRequest {
@@ -381,6 +394,7 @@ impl Request {
             Self::HandOver(_) => Kind::HandOver,
             Self::MayLead => Kind::MayLead,
             Self::ChangeMap(_) => Kind::ChangeMap,
+            Self::Park(_) => Kind::Park,
         }
     }
 
@@ -394,6 +408,7 @@ impl Request {
             | Self::Room(_)
             | Self::MayLead
             | Self::ChangeMap(_)
+            | Self::Park(_)
             | Self::HandOver(_) => Lane::Raft,
             Self::Offer(_) | Self::Piece(_) | Self::SnapshotEnd(_) => Lane::Bulk,
         }
@@ -415,6 +430,7 @@ impl Response {
             Self::HandingOver => Kind::HandingOver,
             Self::Ready => Kind::Ready,
             Self::MapChanged => Kind::MapChanged,
+            Self::Parked => Kind::Parked,
             Self::Refusal(_) => Kind::Refusal,
         }
     }
@@ -478,6 +494,7 @@ impl Message {
                 Request::MayLead => Ok(to),
                 Request::HandOver(body) => put(self.kind(), body, to),
                 Request::ChangeMap(body) => put(self.kind(), body, to),
+                Request::Park(body) => put(self.kind(), body, to),
             },
             Self::Response(response) => match response {
                 Response::Appended(body) => put(self.kind(), body, to),
@@ -486,7 +503,8 @@ impl Message {
                 | Response::HasRoom
                 | Response::HandingOver
                 | Response::Ready
-                | Response::MapChanged => Ok(to),
+                | Response::MapChanged
+                | Response::Parked => Ok(to),
                 Response::Wanted(body) => {
                     most(body.from.len(), "files", FILES_MAX)?;
                     put(self.kind(), body, to)
@@ -527,6 +545,7 @@ impl Message {
             Kind::HandOver => request(take(kind, body, Request::HandOver)?),
             Kind::MayLead => request((Request::MayLead, body.len())),
             Kind::ChangeMap => request(take(kind, body, Request::ChangeMap)?),
+            Kind::Park => request(take(kind, body, Request::Park)?),
             Kind::Appended => response(take(kind, body, Response::Appended)?),
             Kind::Voted => response(take(kind, body, Response::Voted)?),
             Kind::PreVoted => response(take(kind, body, Response::PreVoted)?),
@@ -538,6 +557,7 @@ impl Message {
             Kind::HandingOver => response((Response::HandingOver, body.len())),
             Kind::Ready => response((Response::Ready, body.len())),
             Kind::MapChanged => response((Response::MapChanged, body.len())),
+            Kind::Parked => response((Response::Parked, body.len())),
             Kind::Refusal => response(take(kind, body, Response::Refusal)?),
         })
     }

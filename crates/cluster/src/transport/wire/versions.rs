@@ -171,6 +171,10 @@ fn requests() -> Vec<(&'static str, Request)> {
         changed: 550,
     };
     let replace = MapRequest::Replace { node: 49, by: 50 };
+    let park = Park {
+        vote: vote(57, 58, true),
+        last: entry(59, 60, 610),
+    };
     vec![
         ("append", Request::Append(append)),
         ("append-none", Request::Append(heartbeat)),
@@ -191,6 +195,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("change-map-is-unchanged", Request::ChangeMap(unchanged)),
         ("change-map-hangs", Request::ChangeMap(hangs)),
         ("change-map-describe", Request::ChangeMap(describe)),
+        ("park", Request::Park(park)),
     ]
 }
 
@@ -228,6 +233,7 @@ fn responses() -> Vec<(&'static str, Response)> {
         ("handing-over", Response::HandingOver),
         ("ready", Response::Ready),
         ("map-changed", Response::MapChanged),
+        ("parked", Response::Parked),
         ("refusal-gone", Response::Refusal(Refusal::Gone)),
         ("refusal-unknown", Response::Refusal(Refusal::Unknown)),
         ("refusal-busy", Response::Refusal(Refusal::Busy)),

@@ -220,6 +220,24 @@ fn status_says_what_a_client_would_meet() {
 }
 
 #[test]
+fn idle_nodes_park_all_replicas_and_leave_huge_pages_alone() {
+    let nodes = Nodes::start(tempfile::tempdir().unwrap(), &[]);
+    nodes.until("all is well", 0, &[]);
+    // Eight partitions, and the map.
+    let all_park = |at| {
+        let metrics = nodes.get(at, "/metrics");
+        metrics
+            .lines()
+            .any(|line| line == "collie_cluster_replicas_parked 9")
+    };
+    wait_for("parked replicas", || (0..3).all(all_park));
+    assert_eq!(nodes.status(&[0, 1, 2], &[]).0, 0);
+    let pid = nodes.nodes[0].process.as_ref().unwrap().id();
+    let process = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    assert!(!process.contains("THP_enabled:\t1"), "{process}");
+}
+
+#[test]
 fn status_asks_with_the_password_and_says_where_it_lacks_it() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("password");

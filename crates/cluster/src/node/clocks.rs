@@ -319,6 +319,8 @@ fn jump_problem(jump: Jump) -> String {
 /// What is remembered from one look to the next.
 #[derive(Default)]
 struct Obeying {
+    /// What was obeyed last. Replicas stand by themselves.
+    verdict: ClockVerdict,
     /// When replicas that lead were last asked to hand over.
     asked: BTreeMap<ReplicaId, Instant>,
     /// Since when groups are seen without a leader that answers.
@@ -329,14 +331,20 @@ impl Obeying {
     /// Lets the replicas of this node stand for election, or not. While the time is off, those that lead
     /// hand over, as soon as another one can lead.
     async fn obey(&mut self, inner: &ClusterInner, map: &Map, verdict: ClockVerdict) {
-        let off = match verdict {
-            ClockVerdict::Right => BTreeSet::new(),
-            _ => clocks_off(inner, map),
-        };
+        let was = std::mem::replace(&mut self.verdict, verdict);
+        if verdict == ClockVerdict::Right {
+            self.leaderless.clear();
+            let replicas = inner.node.replicas().into_iter();
+            replicas
+                .filter(|_| was != verdict)
+                .for_each(|replica| inner.set_stands(&replica, true));
+            return;
+        }
+        let off = clocks_off(inner, map);
         for group in groups(inner, map) {
             let stands = self.stands(inner, &group, verdict);
             inner.set_stands(&group.replica, stands);
-            if verdict == ClockVerdict::Right || !group.replica.state().is_ok_and(|state| state.leads) {
+            if !group.replica.state().is_ok_and(|state| state.leads) {
                 continue;
             }
             let own = group.replica.id();
@@ -365,9 +373,9 @@ impl Obeying {
         let own = group.replica.id();
         let leader = group.replica.leader();
         let node = leader.and_then(|leader| group.members.get(&leader));
-        if verdict == ClockVerdict::Right || node.is_some_and(|node| inner.hears(*node)) {
+        if node.is_some_and(|node| inner.hears(*node)) {
             self.leaderless.remove(&own);
-            return verdict == ClockVerdict::Right;
+            return false;
         }
         let since = *self.leaderless.entry(own).or_insert_with(Instant::now);
         let is_alone = group.members.len() == 1;

@@ -31,6 +31,9 @@ const STEP: Duration = Duration::from_secs(10);
 /// Brings the groups that this node leads to the members that they are to have, until the node ends.
 pub(super) async fn keep_members(inner: Arc<ClusterInner>) {
     let mut ticks = inner.peers().beat().every(inner.options.look);
+    // What this node leads, or is to be led where, changes with these.
+    let (mut changes, mut maps) = (inner.node.changes(), inner.map.subscribe());
+    changes.mark_changed();
     let mut groups = BTreeMap::<GroupId, Changing>::new();
     // Of each group one: those that are slow keep no other one.
     let mut steps = FuturesUnordered::new();
@@ -45,6 +48,12 @@ pub(super) async fn keep_members(inner: Arc<ClusterInner>) {
             }
         }
         let Some(map) = inner.map() else { continue };
+        let is_new = changes.has_changed().is_ok_and(|new| new) || maps.has_changed().is_ok_and(|new| new);
+        if groups.is_empty() && !is_new {
+            continue;
+        }
+        changes.borrow_and_update();
+        maps.borrow_and_update();
         let led = led_here(&inner, &map);
         groups.retain(|group, changing| {
             let stays = changing.runs || led.contains_key(group);
@@ -86,10 +95,9 @@ fn led_here<'a>(inner: &ClusterInner, map: &'a Map) -> Led<'a> {
     let replicas = inner.node.replicas().into_iter();
     let led = replicas.filter_map(|replica| {
         let partition = map.partitions.get(&replica.group())?;
-        let leads = replica.state().is_ok_and(|state| state.leads);
-        let members = leads.then(|| replica.members().ok())??;
-        let is_done = partition.wanted.is_empty() && is_whole(&members, &wanted(partition));
-        (!is_done).then_some((partition.group, (partition, replica, members)))
+        let done = partition.wanted.is_empty().then(|| wanted(partition));
+        let members = replica.leads_others_than(done.as_ref())?;
+        Some((partition.group, (partition, replica, members)))
     });
     led.collect()
 }
@@ -97,11 +105,6 @@ fn led_here<'a>(inner: &ClusterInner, map: &'a Map) -> Led<'a> {
 fn wanted(partition: &PartitionRecord) -> BTreeSet<ReplicaId> {
     let lasting = partition.lasting().iter();
     lasting.map(|member| member.replica).collect()
-}
-
-/// Whether a group has these members and no others.
-fn is_whole(members: &Members, wanted: &BTreeSet<ReplicaId>) -> bool {
-    !members.is_joint && members.voters == *wanted && members.all.len() == wanted.len()
 }
 
 /// A group whose members are being changed, as its leader sees it.
@@ -205,7 +208,7 @@ async fn step(
     ask(inner, MapRequest::IsUnchanged { group, changed }).await?;
     let mut wanted = wanted(partition);
     let members = replica.members().map_err(|error| error.to_string())?;
-    if is_whole(&members, &wanted) && members.is_applied {
+    if members.are(&wanted) && members.is_applied {
         if partition.wanted.is_empty() {
             return Ok(());
         }

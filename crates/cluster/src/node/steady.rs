@@ -30,9 +30,10 @@ struct Time {
 }
 
 /// What is known of a node's time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ClockVerdict {
     /// Nothing says that it is wrong.
+    #[default]
     Right,
     /// It is ahead of the times of most nodes by so many milliseconds.
     Off(i64),

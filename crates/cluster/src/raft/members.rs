@@ -102,6 +102,22 @@ impl Replica {
         Ok(self.running()?.members())
     }
 
+    /// The members, if this replica leads and there are not these alone.
+    pub(crate) fn leads_others_than(&self, done: Option<&BTreeSet<ReplicaId>>) -> Option<Members> {
+        let running = self.running().ok()?;
+        let is_to_be_looked_at = {
+            let metrics = running.raft.metrics();
+            let now = metrics.borrow_watched();
+            let membership = now.membership_config.membership();
+            let are = |done: &BTreeSet<_>| {
+                membership.get_joint_config().as_slice() == std::slice::from_ref(done)
+                    && membership.nodes().count() == done.len()
+            };
+            now.state.is_leader() && !done.is_some_and(are)
+        };
+        is_to_be_looked_at.then(|| running.members())
+    }
+
     /// Whether a member has nearly all entries, on a replica that leads.
     #[must_use]
     pub fn has_nearly_all(&self, id: ReplicaId) -> bool {
@@ -304,7 +320,8 @@ impl Replica {
     /// committed: a follower without them that becomes the leader removes them.
     pub(crate) async fn withdraw_what_has_no_room(&self) -> Option<ReplicaId> {
         let running = self.running().ok()?;
-        if !running.state().leads {
+        // All members of a parked group have all entries.
+        if running.parking.is_parked() || !running.state().leads {
             return None;
         }
         if !running.commands.takes_effects() {

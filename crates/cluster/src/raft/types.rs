@@ -234,6 +234,11 @@ pub struct Members {
 }
 
 impl Members {
+    /// Whether these vote, and there are no others.
+    pub(crate) fn are(&self, wanted: &BTreeSet<ReplicaId>) -> bool {
+        !self.is_joint && self.voters == *wanted && self.all.len() == wanted.len()
+    }
+
     /// Whether a member has nearly all entries, as the leader knows; elsewhere that is not known.
     #[must_use]
     pub fn has_nearly_all(&self, id: ReplicaId) -> bool {

@@ -158,6 +158,10 @@ impl fmt::Display for Endpoint {
 pub struct Topology {
     /// Grows with every change.
     pub epoch: u64,
+    /// The feature level of the cluster; 0 before that is known.
+    pub level: u32,
+    /// The newest that this node speaks.
+    pub newest_level: u32,
     /// The number of this node.
     pub own: u64,
     /// The nodes, in the order of their numbers.
@@ -194,7 +198,7 @@ pub enum NodeRole {
     Leaves,
 }
 
-/// What an operator wants of a node, which is named by its number.
+/// What an operator wants of the nodes. One is named by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeRequest {
     /// It is to have replicas.
@@ -210,6 +214,8 @@ pub enum NodeRequest {
         /// The other one.
         by: u64,
     },
+    /// All speak a newer feature level, and it is to be used.
+    Finalize,
 }
 
 /// A partition.

@@ -118,6 +118,8 @@ mod tests {
             };
         Topology {
             epoch: 1,
+            level: 1,
+            newest_level: 1,
             own,
             nodes: (1..=3).map(node).collect(),
             partitions: (0..).zip(partitions).map(partition).collect(),

@@ -37,6 +37,9 @@ pub(crate) enum ClusterCommand {
     /// Moves the replicas of a node, also of a dead one, to one that has joined in its place, and removes it
     /// from the cluster.
     Replace(ReplaceArgs),
+    /// After an upgrade of all nodes: has the cluster use what the new version can. Before that, nodes can go
+    /// back to the version before.
+    Finalize(WhereArgs),
 }
 
 // The nodes that are asked.

@@ -1,4 +1,5 @@
 //! `collie cluster nodes`, `drain`, `serve`, `remove` and `replace`: which nodes have replicas, and which are to.
+//! `collie cluster finalize`: all speak a newer feature level.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,7 +14,7 @@ use serde::Serialize;
 
 use super::access::Access;
 use super::local::LocalCluster;
-use super::view::words;
+use super::view::{info, words};
 use crate::args::{NodesArgs, WhereArgs};
 
 /// A change of the map is decided within this time, or the node says that it was not.
@@ -76,10 +77,24 @@ pub(super) fn change(at: &WhereArgs, request: &[&str], follows: &str) -> anyhow:
         .chain(request.iter().map(|word| word.as_bytes()))
         .collect();
     ask(at, |client| client.call(&words)?.good(), |_| true)?;
-    let mut results = Results::new();
-    results.line(format_args!(
+    say(format_args!(
         "{follows}: `collie cluster nodes` shows how far that is"
-    ))?;
+    ))
+}
+
+/// Has the cluster use the newest feature level.
+pub(super) fn finalize(at: &WhereArgs) -> anyhow::Result<Outcome> {
+    let raised = |client: &mut Client| {
+        client.call(&[b"COLLIE.NODE", b"FINALIZE"])?.good()?;
+        Ok(info(client)?.number("collie_newest_level"))
+    };
+    let level = ask(at, raised, |_| true)?;
+    say(format_args!("the cluster has feature level {level}"))
+}
+
+fn say(line: std::fmt::Arguments<'_>) -> anyhow::Result<Outcome> {
+    let mut results = Results::new();
+    results.line(line)?;
     results.flush()?;
     Ok(Outcome::Good)
 }

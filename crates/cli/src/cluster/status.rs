@@ -119,6 +119,13 @@ fn show(args: &StatusArgs, verdict: &Verdict) -> anyhow::Result<()> {
             results.line(format_args!("{}: {problem}", node.address))?;
         }
     }
+    if verdict.newest_level > verdict.level {
+        results.line(format_args!(
+            "the cluster has feature level {}, and these nodes speak {}: once all run this version to stay, `collie cluster \
+             finalize` has it used",
+            verdict.level, verdict.newest_level
+        ))?;
+    }
     if !verdict.unserved.is_empty() {
         results.line(format_args!(
             "not served: slots {}: no node that answers leads them, confirmed by a majority of their replicas",

@@ -59,6 +59,10 @@ pub(super) struct Verdict {
     pub(super) served: u64,
     /// The others.
     pub(super) unserved: Vec<String>,
+    /// The feature level of the cluster.
+    pub(super) level: u64,
+    /// The newest that all nodes speak which could be asked.
+    pub(super) newest_level: u64,
     #[serde(skip)]
     pub(super) nodes: Vec<Node>,
 }
@@ -112,10 +116,13 @@ impl Verdict {
             (true, false) => Health::Degraded,
             (false, _) => Health::Down,
         };
+        let levels = |name| views.iter().map(move |view| view.info.number(name));
         Self {
             state,
             served,
             unserved: ranges_without(&by_slot),
+            level: levels("collie_level").max().unwrap_or(0),
+            newest_level: levels("collie_newest_level").min().unwrap_or(0),
             nodes,
         }
     }

@@ -2,8 +2,10 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use collie_db::{Db, Error, Family, FamilyOptions, Options};
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +31,8 @@ pub(crate) struct IdentityStore {
     db: Db,
     family: Family,
     dir: PathBuf,
+    /// Held while the identity is read and written again.
+    changing: Arc<Mutex<()>>,
 }
 
 impl IdentityStore {
@@ -48,7 +52,12 @@ impl IdentityStore {
         let db = Db::open(&path, options).map_err(wrong)?;
         let family = db.open_family(FAMILY, FamilyOptions::default()).map_err(wrong)?;
         let dir = dir.to_owned();
-        Ok(Self { db, family, dir })
+        Ok(Self {
+            db,
+            family,
+            dir,
+            changing: Arc::default(),
+        })
     }
 
     /// The store, for the server, which has other families of it.
@@ -87,6 +96,24 @@ impl IdentityStore {
     /// As [`asked`](Self::asked).
     pub(crate) fn set_identity(&self, identity: &NodeIdentity) -> Result<(), IdentityError> {
         self.put("its identity", IDENTITY, identity)
+    }
+
+    /// Changes what is stored of who the node is.
+    ///
+    /// # Errors
+    /// As [`asked`](Self::asked).
+    pub(crate) fn change_identity(
+        &self,
+        change: impl FnOnce(&mut NodeIdentity),
+    ) -> Result<(), IdentityError> {
+        let _others = self.changing.lock();
+        match self.identity()? {
+            Some(mut identity) => {
+                change(&mut identity);
+                self.set_identity(&identity)
+            }
+            None => Ok(()),
+        }
     }
 
     /// Whether a replica was made on this node. One that was, and is not there any more, must not be
@@ -228,7 +255,7 @@ pub struct NodeIdentity {
     pub node: NodeId,
     /// Its replica of group 0.
     pub replica: ReplicaId,
-    /// The feature level of the cluster when it joined.
+    /// The newest feature level that the cluster may have, as far as was noted.
     pub level: u32,
     /// What it has joined by.
     pub asked: Asked,

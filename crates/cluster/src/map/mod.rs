@@ -25,7 +25,7 @@ pub use moves::{Moved, Nodes, Stuck, leave, moved, plan, set_role, stuck, unchan
 pub use records::{
     ClusterRecord, LEVEL, LEVEL_OF_MOVES, MapError, MapMember, NodeRecord, NodeRole, PartitionRecord,
 };
-pub use rules::{Founding, JoinRequest, describe, found, join, place, voters};
+pub use rules::{Founding, JoinRequest, describe, found, join, place, raise, voters};
 pub use whole::{Changes, Map, MapRow, NOWHERE};
 
 use crate::ids::GroupId;

@@ -179,6 +179,22 @@ pub fn describe(map: &Map, number: NodeId, site: &Site) -> Result<Option<Changes
     Ok(Some(changes))
 }
 
+/// The cluster has a newer feature level, which these nodes have noted.
+///
+/// # Errors
+/// The map has other nodes by now.
+pub fn raise(map: &Map, level: u32, noted: &BTreeSet<NodeId>) -> Result<Option<Changes>, String> {
+    if map.cluster.level >= level {
+        return Ok(None);
+    }
+    if !map.nodes.keys().eq(noted) {
+        return Err("nodes have joined or left meanwhile: ask again".to_owned());
+    }
+    let mut changes = Changes::of(map);
+    changes.cluster.level = level;
+    Ok(Some(changes))
+}
+
 /// Places the partitions, once as many nodes are ready as each is to have replicas. They are placed
 /// once: where the map has any, nothing changes.
 ///

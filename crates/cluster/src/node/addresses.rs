@@ -63,10 +63,10 @@ pub(super) async fn announce<N: Network>(inner: Arc<ClusterInner>, network: N, s
 
 /// Where this node is, for its next start.
 async fn keep(inner: &ClusterInner) -> Option<String> {
-    let (store, mut identity) = (inner.store.clone(), inner.identity.clone());
-    (identity.asked.peer, identity.asked.client) = (inner.options.peer, inner.options.client);
-    let kept = blocking(move || store.set_identity(&identity)).await;
-    kept.err().map(|error| error.to_string())
+    let (store, at) = (inner.store.clone(), (inner.options.peer, inner.options.client));
+    let kept =
+        blocking(move || store.change_identity(|identity| (identity.asked.peer, identity.asked.client) = at));
+    kept.await.err().map(|error| error.to_string())
 }
 
 /// What the map is to say of this node, unless it does.

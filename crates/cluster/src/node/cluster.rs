@@ -252,6 +252,8 @@ impl Cluster for Routes {
         let Some(map) = &routing.map else {
             return Arc::new(Topology {
                 epoch: 0,
+                level: 0,
+                newest_level: *inner.options.spoken.end(),
                 own,
                 nodes: Vec::new(),
                 partitions: Vec::new(),
@@ -291,6 +293,8 @@ impl Cluster for Routes {
         partitions.sort_by_key(|partition| *partition.slots.start());
         Arc::new(Topology {
             epoch: map.cluster.epoch,
+            level: map.cluster.level,
+            newest_level: *inner.options.spoken.end(),
             own,
             nodes: nodes.collect(),
             partitions,
@@ -358,6 +362,7 @@ impl Cluster for Routes {
             NodeRequest::Drain(node) => MapRequest::Drain(node),
             NodeRequest::Remove(node) => MapRequest::Remove(node),
             NodeRequest::Replace { node, by } => MapRequest::Replace { node, by },
+            NodeRequest::Finalize => MapRequest::Finalize(*inner.options.spoken.end()),
         };
         Box::pin(async move { ask(&inner, request).await })
     }

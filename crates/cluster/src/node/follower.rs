@@ -72,6 +72,7 @@ async fn catch_up(inner: &Arc<ClusterInner>, replica: &Replica) -> bool {
     let problem = match read {
         Ok(Some(map)) => {
             inner.report("the map", None);
+            inner.peers().set_level(map.cluster.level);
             inner.map.send_replace(Some(Arc::new(map)));
             None
         }

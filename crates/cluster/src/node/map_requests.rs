@@ -2,6 +2,7 @@
 
 use crate::map::{self, MAP_GROUP, Map, Moved, NodeRole};
 use crate::node::changing::change;
+use crate::node::levels;
 use crate::node::shared::ClusterInner;
 use crate::proposals::Answer;
 use crate::raft::Replica;
@@ -37,8 +38,11 @@ pub(super) async fn ask(inner: &ClusterInner, request: MapRequest) -> Result<(),
     }
 }
 
-/// Changes the map, on the node of the leader of group 0.
+/// Changes the map, on the node of the leader of group 0; what is asked of each node is answered on each.
 pub(super) async fn answer(inner: &ClusterInner, request: MapRequest) -> Result<(), String> {
+    if let MapRequest::Speaks(_) | MapRequest::Note(_) = request {
+        return levels::answer(inner, &request).await;
+    }
     let replica = inner.map_replica().filter(|replica| leads(replica));
     let Some(replica) = replica else {
         return Err("this node does not lead the map's group any more: ask again".to_owned());
@@ -46,11 +50,21 @@ pub(super) async fn answer(inner: &ClusterInner, request: MapRequest) -> Result<
     if let MapRequest::Hangs { group, changed } = request {
         inner.hanging.lock().insert((group, changed));
     }
+    if let MapRequest::Finalize(level) = request {
+        return levels::finalize(inner, &replica, level).await;
+    }
     let rule = move |map: Option<&Map>| match map {
         Some(map) => Ok(((), changes(map, &request)?)),
         None => Err("the cluster has no map yet: ask again".to_owned()),
     };
-    match change(&replica, rule).await {
+    decided(change(&replica, rule).await)
+}
+
+/// Whether the map was changed.
+pub(super) fn decided<E: std::fmt::Display>(
+    answer: Result<Answer<Result<(), String>>, E>,
+) -> Result<(), String> {
+    match answer {
         Ok(Answer::Reply(changed)) => changed,
         Ok(Answer::TryAgain) => {
             Err("the map was not changed, as another replica leads its group: ask again".to_owned())
@@ -82,6 +96,7 @@ fn changes(map: &Map, request: &MapRequest) -> Result<Option<map::Changes>, Stri
         MapRequest::IsUnchanged { group, changed } | MapRequest::Hangs { group, changed } => {
             return map::unchanged(map, *group, *changed).map(|_| None);
         }
+        MapRequest::Speaks(_) | MapRequest::Note(_) | MapRequest::Finalize(_) => return Ok(None),
         MapRequest::Serve(node) => (node, NodeRole::Serves),
         MapRequest::Drain(node) => (node, NodeRole::Drains),
         MapRequest::Remove(node) => (node, NodeRole::Leaves { to: None }),

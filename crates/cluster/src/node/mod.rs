@@ -12,6 +12,7 @@ mod follower;
 mod gossip;
 mod joining;
 mod leaders;
+mod levels;
 mod map_requests;
 mod members;
 mod options;

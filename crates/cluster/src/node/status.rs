@@ -125,6 +125,12 @@ impl ClusterInner {
         let logs: Vec<_> = self.node.logs().iter().map(LogNow::of).collect();
         let mut all = self.of_replicas();
         all.extend(of_logs(&logs));
+        let level = self.map().map_or(0, |map| map.cluster.level as usize);
+        all.push(gauge(
+            "collie_cluster_level",
+            "The feature level of the cluster; 0: not known yet.",
+            level,
+        ));
         all.extend(self.of_moves());
         all.extend(self.of_partitions(&logs));
         all

@@ -17,6 +17,9 @@ use crate::ids::{GroupId, LeaderId};
 use crate::transport::wire::NodeId;
 use crate::transport::{LedByNode, NodeStates};
 
+/// From this feature level of the cluster on groups park.
+pub(super) const LEVEL_OF_PARKING: u32 = 2;
+
 /// The process of a node, by what it drew at its start.
 pub(super) type Boot = [u8; 16];
 

@@ -21,7 +21,7 @@ use crate::raft::elections::elected;
 use crate::raft::links::ReplicaLinks;
 use crate::raft::machine::Raft;
 use crate::raft::options::GroupTimes;
-use crate::raft::parking::{Boot, Parked, Parking};
+use crate::raft::parking::{Boot, LEVEL_OF_PARKING, Parked, Parking};
 use crate::raft::types::{from_leader, from_log_id};
 use crate::transport::wire::{NodeId, Park, Request, Response};
 
@@ -176,7 +176,7 @@ impl Ticking {
             *busy = Busy { last, needed, at };
         }
         let times = &self.links.times;
-        if busy.at.elapsed() < times.park {
+        if busy.at.elapsed() < times.park || self.links.peers.level() < LEVEL_OF_PARKING {
             return false;
         }
         // In vain: not again at once.

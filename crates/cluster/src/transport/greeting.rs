@@ -19,14 +19,11 @@ use crate::transport::wire::{
 };
 
 /// What this node says to `to`.
-pub(super) fn hello(own: &Identity, to: NodeId, lane: Lane) -> Frame {
+pub(super) fn hello(shared: &PeersInner, to: NodeId, lane: Lane) -> Frame {
     let &Identity {
-        cluster,
-        node,
-        boot,
-        level,
-        ..
-    } = own;
+        cluster, node, boot, ..
+    } = &shared.options.identity;
+    let level = shared.level();
     Frame::of_connection(
         0,
         Message::Hello(Hello {

@@ -134,7 +134,7 @@ where
     };
     let first: Result<First, End> = first.await;
     let answer = match &first {
-        Ok(First::Peer(taken)) => hello(own, taken.node, taken.lane),
+        Ok(First::Peer(taken)) => hello(shared, taken.node, taken.lane),
         Ok(First::Join(_)) => return first,
         Err(end @ (End::Greeting(_) | End::Wire(WireError::Version { .. }))) => {
             Frame::of_connection(0, Message::Refused(Refused::new(end.to_string())))

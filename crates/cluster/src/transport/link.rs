@@ -168,7 +168,8 @@ impl Link {
         let (own, times) = (&shared.options.identity, &shared.options.times);
         let (from, mut to) = split(network.connect(at).await?);
         let mut from = FrameReader::new(from, times.greeting);
-        to.write_all(&encode(&hello(own, self.node, self.lane))?).await?;
+        to.write_all(&encode(&hello(shared, self.node, self.lane))?)
+            .await?;
         to.flush().await?;
         let (frame, _) = from.next().await?;
         let hello = greeting(frame)?;

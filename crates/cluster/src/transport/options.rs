@@ -20,7 +20,7 @@ pub struct Identity {
     pub node: NodeId,
     /// Drawn at random when this process started.
     pub boot: [u8; 16],
-    /// The feature level of the cluster, as this node knows it.
+    /// The feature level of the cluster, as this node knows it when it starts.
     pub level: u32,
     /// The feature levels that this version of the program speaks.
     pub spoken: RangeInclusive<u32>,

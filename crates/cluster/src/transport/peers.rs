@@ -209,6 +209,16 @@ impl Peers {
         self.shared.machine_clocks.lock().clone()
     }
 
+    /// The feature level of the cluster, as this node knows it.
+    pub fn level(&self) -> u32 {
+        self.shared.level()
+    }
+
+    /// The cluster has this feature level by now.
+    pub fn set_level(&self, level: u32) {
+        self.shared.set_level(level);
+    }
+
     /// Tells all peers that this node leads these groups, each in its term, and no others.
     pub fn set_led(&self, groups: Vec<(GroupId, u64)>) {
         self.shared.leaders.set(groups);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -34,6 +34,8 @@ pub(super) struct PeersInner {
     pub(super) slots: Arc<Slots>,
     pub(super) strangers: Arc<Semaphore>,
     pub(super) refusals: Refusals,
+    /// The feature level of the cluster.
+    level: AtomicU32,
     closing: watch::Sender<bool>,
     tasks: Mutex<JoinSet<()>>,
     /// Numbers of requests. They go on over connections: an answer that is late by a whole
@@ -49,6 +51,7 @@ impl PeersInner {
             slots: Slots::new(options.limits.connections),
             strangers: Arc::new(Semaphore::new(options.limits.strangers)),
             refusals: Refusals::default(),
+            level: AtomicU32::new(options.identity.level),
             options,
             dispatch,
             states: watch::Sender::default(),
@@ -59,6 +62,16 @@ impl PeersInner {
             tasks: Mutex::default(),
             next_request: AtomicU64::new(1),
         })
+    }
+
+    /// The feature level of the cluster, as this node knows it.
+    pub(super) fn level(&self) -> u32 {
+        // Relaxed, also below: nothing else hangs on it.
+        self.level.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_level(&self, level: u32) {
+        self.level.store(level, Ordering::Relaxed);
     }
 
     pub(super) fn next_request(&self) -> u64 {

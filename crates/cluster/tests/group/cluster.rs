@@ -205,8 +205,8 @@ pub(crate) fn peers_options(node: u64, listen: SocketAddr) -> PeersOptions {
         cluster: *b"cluster of tests",
         node,
         boot: (u128::from(BOOTS.fetch_add(1, Ordering::SeqCst))).to_le_bytes(),
-        level: 1,
-        spoken: 1..=1,
+        level: 2,
+        spoken: 1..=2,
     };
     let mut options = PeersOptions::new(identity, listen, Arc::new(RealClock), node);
     options.times = Times {

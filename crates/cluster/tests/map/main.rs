@@ -14,6 +14,7 @@ mod clocks;
 mod elsewhere;
 mod formats;
 mod leaders;
+mod levels;
 mod lives;
 mod moves;
 mod planned;

@@ -117,8 +117,8 @@ impl Place {
             cluster: *b"cluster of tests",
             node: self.id,
             boot: u128::from(boot).to_le_bytes(),
-            level: 1,
-            spoken: 1..=1,
+            level: 2,
+            spoken: 1..=2,
         };
         let clock = Arc::new(NodeClock {
             world: Arc::clone(&self.world),

@@ -26,6 +26,14 @@ const SUBCOMMANDS: &[Command] = &[
         .about("7.0.0", "cluster", "Moves the replicas of a node to other nodes.")
         .flags(CHANGES)
         .categories(CATEGORIES),
+    Command::new("collie.node|finalize", 2, finalize)
+        .about(
+            "7.0.0",
+            "cluster",
+            "Has the cluster use what all of its nodes know by now; older versions cannot come back.",
+        )
+        .flags(CHANGES)
+        .categories(CATEGORIES),
     Command::new("collie.node|help", 2, help)
         .about("7.0.0", "cluster", "Returns this text.")
         .flags(&["loading", "stale"])
@@ -78,9 +86,7 @@ fn number(arg: &[u8]) -> Result<u64, Failure> {
     number.ok_or_else(|| "ERR a node is named by its number, as COLLIE.NODE LIST shows it".into())
 }
 
-/// Waits until the map is changed, or is not.
 fn change(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let partitions = partitions(exec)?;
     let (what, node) = (request.at(1), number(request.at(2))?);
     let wanted = if is(what, "DRAIN") {
         NodeRequest::Drain(node)
@@ -92,6 +98,16 @@ fn change(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     } else {
         NodeRequest::Serve(node)
     };
+    ask(exec, wanted)
+}
+
+fn finalize(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    ask(exec, NodeRequest::Finalize)
+}
+
+/// Waits until the map is changed, or is not.
+fn ask(exec: &mut Exec<'_>, wanted: NodeRequest) -> Outcome {
+    let partitions = partitions(exec)?;
     if !exec.may_block {
         return Ok(Flow::Aside(Aside::Waits));
     }

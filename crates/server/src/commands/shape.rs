@@ -134,6 +134,8 @@ impl Shape {
             ("cluster_stats_messages_sent", "0".to_owned()),
             ("cluster_stats_messages_received", "0".to_owned()),
             ("total_cluster_links_buffer_limit_exceeded", "0".to_owned()),
+            ("collie_level", self.topology.level.to_string()),
+            ("collie_newest_level", self.topology.newest_level.to_string()),
             ("collie_slots_led", service.led_text()),
         ];
         let fields = fields.iter().map(|(name, value)| format!("{name}:{value}\r\n"));

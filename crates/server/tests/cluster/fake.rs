@@ -406,6 +406,8 @@ impl Cluster for Fake {
         };
         Arc::new(Topology {
             epoch: *self.changes.borrow() + 1,
+            level: 1,
+            newest_level: 2,
             own: 1,
             nodes: (1..=3).map(node).collect(),
             partitions: self.partitions.iter().map(partition).collect(),

@@ -257,7 +257,7 @@ pub struct Park {
     pub last: EntryId,
 }
 
-/// What is to change in the map. Asked for again, it changes nothing.
+/// What is to change in the map, or in what nodes know of it. Asked for again, it changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MapRequest {
     /// A group has these replicas, and raft no others.
@@ -305,6 +305,12 @@ pub enum MapRequest {
         /// Where.
         site: Site,
     },
+    /// Whether the node that is asked speaks a feature level.
+    Speaks(u32),
+    /// The cluster may have a feature level from now on: the node that is asked notes it.
+    Note(u32),
+    /// The cluster is to have a feature level that all nodes speak.
+    Finalize(u32),
 }
 
 /// Where a node is.

@@ -195,6 +195,12 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("change-map-is-unchanged", Request::ChangeMap(unchanged)),
         ("change-map-hangs", Request::ChangeMap(hangs)),
         ("change-map-describe", Request::ChangeMap(describe)),
+        ("change-map-speaks", Request::ChangeMap(MapRequest::Speaks(62))),
+        ("change-map-note", Request::ChangeMap(MapRequest::Note(63))),
+        (
+            "change-map-finalize",
+            Request::ChangeMap(MapRequest::Finalize(64)),
+        ),
         ("park", Request::Park(park)),
     ]
 }

@@ -1,0 +1,95 @@
+//! Feature levels: what the nodes of a cluster send each other, and write, is what all of their versions know.
+//!
+//! A cluster goes to a newer level when its operator says so: until then the version before can come back on any node.
+//! First each node says that it speaks the level; then each notes it on disk, and no version that does not speak it
+//! starts there any more; then the map has it, and from then on it is used.
+
+use std::collections::BTreeSet;
+
+use futures_util::future::join_all;
+
+use crate::blocking::blocking;
+use crate::map::{self, MAP_GROUP, Map, NodeRecord};
+use crate::node::changing::change;
+use crate::node::map_requests::decided;
+use crate::node::shared::ClusterInner;
+use crate::raft::Replica;
+use crate::transport::Call;
+use crate::transport::wire::{MapRequest, NodeId, Request, Response};
+
+/// Takes the cluster to a level, on the node that leads the map by `replica`.
+///
+/// # Errors
+/// The nodes that do not speak it, or do not answer, with what to do.
+pub(super) async fn finalize(inner: &ClusterInner, replica: &Replica, level: u32) -> Result<(), String> {
+    let map = inner.map().ok_or("this node has no map yet: ask again")?;
+    if map.cluster.level >= level {
+        return Ok(());
+    }
+    for request in [MapRequest::Speaks(level), MapRequest::Note(level)] {
+        all_agree(inner, &map, &request).await.map_err(|problems| {
+            format!(
+                "feature level {level} is not used before all nodes speak it: {problems}. Run this version on each node, or \
+                 remove those that are gone, and ask again"
+            )
+        })?;
+    }
+    let asked: BTreeSet<NodeId> = map.nodes.keys().copied().collect();
+    let rule = move |map: Option<&Map>| match map {
+        Some(map) => Ok(((), map::raise(map, level, &asked)?)),
+        None => Err("the cluster has no map yet: ask again".to_owned()),
+    };
+    decided(change(replica, rule).await)
+}
+
+/// Asks all nodes of the map.
+async fn all_agree(inner: &ClusterInner, map: &Map, request: &MapRequest) -> Result<(), String> {
+    let asked = map.nodes.values().map(async |node| {
+        let agrees = match node.number == inner.number() {
+            true => answer(inner, request).await,
+            false => ask_node(inner, node, request.clone()).await,
+        };
+        agrees.map_err(|problem| format!("node {}: {problem}", node.number))
+    });
+    let answers = join_all(asked).await;
+    let problems: Vec<_> = answers.into_iter().filter_map(Result::err).collect();
+    match problems.is_empty() {
+        true => Ok(()),
+        false => Err(problems.join("; ")),
+    }
+}
+
+async fn ask_node(inner: &ClusterInner, node: &NodeRecord, request: MapRequest) -> Result<(), String> {
+    let call = Call {
+        node: node.number,
+        group: MAP_GROUP,
+        from: inner.identity.replica,
+        to: node.replica,
+        request: Request::ChangeMap(request),
+        within: inner.options.times.append,
+    };
+    match inner.peers().call(call).await {
+        Ok(Response::MapChanged) => Ok(()),
+        Ok(Response::Refusal(refusal)) => Err(refusal.to_string()),
+        Ok(other) => Err(format!("expected an answer to that, found {}", other.kind())),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Says whether this node speaks a level, and notes it if that is asked for.
+pub(super) async fn answer(inner: &ClusterInner, request: &MapRequest) -> Result<(), String> {
+    let (MapRequest::Speaks(level) | MapRequest::Note(level)) = *request else {
+        return Err("this is no question about levels".to_owned());
+    };
+    let spoken = &inner.options.spoken;
+    if !spoken.contains(&level) {
+        return Err(format!("it speaks levels {} to {}", spoken.start(), spoken.end()));
+    }
+    if let MapRequest::Note(_) = request {
+        let store = inner.store.clone();
+        let noted =
+            blocking(move || store.change_identity(|identity| identity.level = level.max(identity.level)));
+        noted.await.map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}

@@ -12,11 +12,12 @@ use super::sites::{Site, bootstrap, settled, sites, until};
 
 const OLD: RangeInclusive<u32> = 1..=1;
 const NEW: RangeInclusive<u32> = 1..=LEVEL;
+const PARK: Duration = Duration::from_millis(300);
 
 fn start(site: &Site, spoken: RangeInclusive<u32>, begin: Begin) -> Result<(), ClusterError> {
     let mut options = site.options();
     options.spoken = spoken;
-    options.times.park = Duration::from_millis(300);
+    options.times.park = PARK;
     site.try_start(options, begin)
 }
 
@@ -78,6 +79,7 @@ fn nodes_are_upgraded_one_by_one_and_may_go_back_until_it_is_final() {
     assert!(sites.iter().all(|site| level(site) == 1));
     let refused = ask(&sites, NodeRequest::Serve(2)).unwrap_err();
     assert!(refused.contains("feature level 1"), "{refused}");
+    std::thread::sleep(4 * PARK);
     assert!(
         sites.iter().all(|site| parked(site) == 0),
         "others do not know that"

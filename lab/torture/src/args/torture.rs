@@ -75,6 +75,9 @@ pub(crate) struct ClusterArgs {
     /// The product's program, if not this one or the one along the path.
     #[arg(long, value_name = "FILE")]
     pub(crate) program: Option<PathBuf>,
+    /// For --fault upgrade: the `collie` of the version before.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) before: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) seeded: SeededArgs,
 }

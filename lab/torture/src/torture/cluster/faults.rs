@@ -8,6 +8,7 @@ use super::links::{Flow, Flows};
 use super::nodes::Nodes;
 use super::plan::Fault;
 use super::target::{DOWN_MS, Surroundings, Target, pause};
+use super::upgrades::change_version;
 
 /// How long a node is held, and how long a link is cut.
 const HELD_MS: std::ops::Range<u64> = 500..6_000;
@@ -47,6 +48,7 @@ pub(crate) fn strike(
         Fault::SlowDisk => disk_faults::slow(&target, nodes, rng, around),
         Fault::Full => disk_faults::full(&target, nodes, rng, around),
         Fault::Move => move_away(&target, nodes, rng, around),
+        Fault::Upgrade => change_version(&target, nodes, rng, around),
         Fault::None | Fault::Mixed => Ok(()),
     }
 }

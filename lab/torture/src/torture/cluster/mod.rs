@@ -19,6 +19,7 @@ mod plan;
 mod report;
 mod sockets;
 mod target;
+mod upgrades;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,6 +52,7 @@ pub(crate) fn run(args: &ClusterArgs, seed: u64) -> anyhow::Result<Outcome> {
     let plan = Plan {
         product: args.system,
         program: args.program.clone(),
+        before: args.before.clone(),
         fault: args.fault,
         nodes: args.nodes.parse().context("--nodes")?,
         clients: args.clients.into(),
@@ -174,7 +176,7 @@ impl History<'_> {
                 stop: &stop,
                 notes: &notes,
             };
-            let struck = self.strike_all(nodes, &around);
+            let struck = self.strike_all(number, nodes, &around);
             // Relaxed: it orders nothing.
             stop.store(true, Ordering::Relaxed);
             struck
@@ -200,8 +202,16 @@ impl History<'_> {
     }
 
     /// Does what the plan says while the clients work, spread over the operations of the round.
-    fn strike_all(&mut self, nodes: &mut Nodes, around: &Surroundings<'_, '_>) -> anyhow::Result<()> {
+    fn strike_all(
+        &mut self,
+        number: u64,
+        nodes: &mut Nodes,
+        around: &Surroundings<'_, '_>,
+    ) -> anyhow::Result<()> {
         let kinds = self.plan.kinds();
+        if self.plan.fault == Fault::Upgrade && number == self.plan.rounds / 2 {
+            upgrades::finalize(nodes, around)?;
+        }
         let count = if kinds.is_empty() {
             0
         } else {

@@ -44,6 +44,8 @@ const LINES_MAX: usize = 20;
 pub(crate) struct Nodes {
     product: Product,
     program: PathBuf,
+    /// The program of the version before, until none of the nodes goes back to it.
+    before: Option<PathBuf>,
     replicas: usize,
     nodes: Vec<Node>,
     pub(crate) processes: Arc<Processes>,
@@ -61,6 +63,8 @@ struct Node {
     client: u16,
     peer: u16,
     proxy: u16,
+    /// Whether it is of the version before.
+    is_older: bool,
     child: Option<Child>,
     /// The bytes that it had said when it was excused: since then it may end by itself, or say that it
     /// needs a start, and is started again, once.
@@ -113,12 +117,14 @@ impl Nodes {
             client,
             peer,
             proxy,
+            is_older: plan.before.is_some(),
             child: None,
             excused: None,
         });
         let mut nodes = Self {
             product,
             program,
+            before: plan.before.clone(),
             replicas: plan.replicas(),
             nodes: nodes.collect(),
             processes,
@@ -176,7 +182,9 @@ impl Nodes {
                  --cluster-require-full-coverage no --cluster-node-timeout 2000 --appendonly no --loglevel warning"
             ),
         };
-        let mut words = vec![self.program.clone().into_os_string()];
+        let before = self.before.as_ref().filter(|_| self.nodes[node].is_older);
+        let program = before.unwrap_or(&self.program).clone();
+        let mut words = vec![program.into_os_string()];
         words.extend(text.split_whitespace().map(OsString::from));
         let on_disks = self.disks.iter().flat_map(|disks| disks.paths(node));
         let on_disks: Vec<PathBuf> = on_disks.collect();
@@ -375,6 +383,35 @@ impl Nodes {
         child.wait().map(drop).context("cannot wait for a node")
     }
 
+    /// Whether a node is of the version before.
+    pub(crate) fn is_older(&self, node: usize) -> bool {
+        self.nodes[node].is_older
+    }
+
+    /// A node has the other version at its next start, unless there is but one any more; whether it has.
+    pub(crate) fn changes_version(&mut self, node: usize) -> bool {
+        let is_older = !self.nodes[node].is_older && self.before.is_some();
+        std::mem::replace(&mut self.nodes[node].is_older, is_older) != is_older
+    }
+
+    /// Has the cluster use what all nodes know, through any node that says it is done. None goes back then.
+    pub(crate) fn finalize(&mut self) -> anyhow::Result<()> {
+        let mut said = String::new();
+        let done = wait(READY, || {
+            self.look_for_ends()?;
+            for any in 0..self.len() {
+                match self.ask(any, &["COLLIE.NODE", "FINALIZE"]) {
+                    Ok(Reply::Text(_)) => return Ok(true),
+                    other => said = format!("{other:?}"),
+                }
+            }
+            Ok(false)
+        })?;
+        ensure!(done, "no node finalizes within {READY:?}: {said}");
+        self.before = None;
+        Ok(())
+    }
+
     /// Starts a node again that was killed.
     pub(crate) fn restart(&mut self, node: usize) -> anyhow::Result<()> {
         self.launch(node, Life::Later)
@@ -469,26 +506,35 @@ impl Nodes {
         for node in 0..self.len() {
             self.signal(node, Signal::TERM)?;
         }
-        for number in 0..self.len() {
-            self.processes.set(number, None);
-            let Some(mut child) = self.nodes[number].child.take() else {
-                continue;
-            };
-            let mut status = None;
-            wait(READY, || {
-                status = child.try_wait().context("cannot wait for a node")?;
-                Ok(status.is_some())
-            })?;
-            if status.is_none() {
-                // Otherwise it would stay.
-                child.kill().context("cannot kill a node")?;
-            }
-            ensure!(
-                status.is_some_and(|status| status.success()),
-                "node {number}, asked to end in order, came to {status:?} within {READY:?}; it said:\n{}",
-                self.said(number)
-            );
+        (0..self.len()).try_for_each(|node| self.ends(node))
+    }
+
+    /// Asks a node to end in order, and waits for that.
+    pub(crate) fn end_one(&mut self, node: usize) -> anyhow::Result<()> {
+        self.signal(node, Signal::TERM)?;
+        self.ends(node)
+    }
+
+    /// Waits until a node has ended that was asked to.
+    fn ends(&mut self, node: usize) -> anyhow::Result<()> {
+        self.processes.set(node, None);
+        let Some(mut child) = self.nodes[node].child.take() else {
+            return Ok(());
+        };
+        let mut status = None;
+        wait(READY, || {
+            status = child.try_wait().context("cannot wait for a node")?;
+            Ok(status.is_some())
+        })?;
+        if status.is_none() {
+            // Otherwise it would stay.
+            child.kill().context("cannot kill a node")?;
         }
+        ensure!(
+            status.is_some_and(|status| status.success()),
+            "node {node}, asked to end in order, came to {status:?} within {READY:?}; it said:\n{}",
+            self.said(node)
+        );
         Ok(())
     }
 }

@@ -27,7 +27,10 @@ pub(crate) enum Fault {
     Full,
     /// The replicas of a node move to others, while a node is killed or not. On five nodes.
     Move,
-    /// All of these.
+    /// Nodes go from the version before to this one, and back; half way through the rounds all stay with this
+    /// one.
+    Upgrade,
+    /// All of these but upgrades.
     Mixed,
 }
 
@@ -45,6 +48,7 @@ impl Fault {
             Self::SlowDisk => "slow-disk",
             Self::Full => "full",
             Self::Move => "move",
+            Self::Upgrade => "upgrade",
             Self::Mixed => "mixed",
         }
     }
@@ -80,6 +84,8 @@ impl Product {
 pub(crate) struct Plan {
     pub(crate) product: Product,
     pub(crate) program: Option<PathBuf>,
+    /// That of the version before.
+    pub(crate) before: Option<PathBuf>,
     pub(crate) fault: Fault,
     pub(crate) nodes: usize,
     pub(crate) clients: usize,
@@ -102,9 +108,11 @@ impl Plan {
             Fault::SlowDisk,
             Fault::Full,
             Fault::Move,
+            Fault::Upgrade,
         ];
         let is_in = |kind: &Fault| match self.fault {
             Fault::Mixed if *kind == Fault::Move => self.replicas() < self.nodes,
+            Fault::Mixed if *kind == Fault::Upgrade => false,
             Fault::Mixed => self.product == Product::Collie || !kind.needs_disks(),
             fault => *kind == fault,
         };
@@ -129,6 +137,10 @@ impl Plan {
             self.fault != Fault::Move || self.replicas() < self.nodes,
             "replicas move where there are more nodes than replicas: --fault move takes --nodes 5, of collie"
         );
+        ensure!(
+            (self.fault == Fault::Upgrade) == self.before.is_some(),
+            "--fault upgrade is from the version before: name its program by --before, and for no other fault"
+        );
         let needed = self.kinds().into_iter().any(Fault::needs_disks);
         ensure!(
             !needed || self.product == Product::Collie,
@@ -150,9 +162,11 @@ impl Plan {
 
     /// The command that draws the same faults and operations; what threads do in between is theirs.
     pub(crate) fn replay(&self) -> String {
+        let before = self.before.as_ref();
+        let before = before.map_or(String::new(), |program| format!(" --before {}", program.display()));
         format!(
             "collie-lab torture cluster --system {} --fault {} --nodes {} --clients {} --rounds {} --operations {} \
-             --seed {}",
+             --seed {}{before}",
             self.product.name(),
             self.fault.name(),
             self.nodes,
@@ -172,6 +186,7 @@ mod tests {
         Plan {
             product,
             program: None,
+            before: None,
             fault,
             nodes: 3,
             clients: 1,

@@ -43,6 +43,21 @@ where
     replica.execute(move |rows| evaluate(rows, &rule)).await
 }
 
+/// Whether the map was changed.
+///
+/// # Errors
+/// Why it was not, as far as that is known.
+pub(super) fn decided(answer: Result<Answer<Result<(), String>>, CommandError>) -> Result<(), String> {
+    match answer {
+        Ok(Answer::Reply(changed)) => changed,
+        Ok(Answer::TryAgain) => {
+            Err("the map was not changed, as another replica leads its group: ask again".to_owned())
+        }
+        Ok(Answer::Unknown) => Err("it is not known whether the map was changed: ask again".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 fn evaluate<T>(
     rows: &mut Rows<'_>,
     rule: &impl Fn(Option<&Map>) -> Ruled<T>,

@@ -10,8 +10,7 @@ use futures_util::future::join_all;
 
 use crate::blocking::blocking;
 use crate::map::{self, MAP_GROUP, Map, NodeRecord};
-use crate::node::changing::change;
-use crate::node::map_requests::decided;
+use crate::node::changing::{change, decided};
 use crate::node::shared::ClusterInner;
 use crate::raft::Replica;
 use crate::transport::Call;

@@ -1,10 +1,9 @@
 //! Requests to change the map: answered by the leader of group 0, and sent to it by the other nodes.
 
 use crate::map::{self, MAP_GROUP, Map, Moved, NodeRole};
-use crate::node::changing::change;
+use crate::node::changing::{change, decided};
 use crate::node::levels;
 use crate::node::shared::ClusterInner;
-use crate::proposals::Answer;
 use crate::raft::Replica;
 use crate::transport::Call;
 use crate::transport::wire::{MapRequest, Request, Response};
@@ -58,20 +57,6 @@ pub(super) async fn answer(inner: &ClusterInner, request: MapRequest) -> Result<
         None => Err("the cluster has no map yet: ask again".to_owned()),
     };
     decided(change(&replica, rule).await)
-}
-
-/// Whether the map was changed.
-pub(super) fn decided<E: std::fmt::Display>(
-    answer: Result<Answer<Result<(), String>>, E>,
-) -> Result<(), String> {
-    match answer {
-        Ok(Answer::Reply(changed)) => changed,
-        Ok(Answer::TryAgain) => {
-            Err("the map was not changed, as another replica leads its group: ask again".to_owned())
-        }
-        Ok(Answer::Unknown) => Err("it is not known whether the map was changed: ask again".to_owned()),
-        Err(error) => Err(error.to_string()),
-    }
 }
 
 fn leads(replica: &Replica) -> bool {

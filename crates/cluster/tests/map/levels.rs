@@ -49,7 +49,7 @@ fn parked(site: &Site) -> usize {
 }
 
 #[test]
-fn nodes_are_upgraded_one_by_one_and_may_go_back_until_it_is_final() {
+fn nodes_are_upgraded_one_by_one_and_go_back_until_it_is_final() {
     let sites = sites(3);
     start(&sites[0], OLD, bootstrap(3, 6)).unwrap();
     for site in &sites[1..] {

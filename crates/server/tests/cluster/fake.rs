@@ -441,11 +441,8 @@ impl Cluster for Fake {
     }
 
     fn take_over(&self) -> Result<(), String> {
-        let led = self
-            .partitions
-            .iter()
-            .all(|partition| partition.state().role == Role::Leads);
-        if led {
+        let leads = |partition: &Arc<FakePartition>| partition.state().role == Role::Leads;
+        if self.partitions.iter().all(leads) {
             return Err("this node leads all".to_owned());
         }
         self.partitions

@@ -163,7 +163,9 @@ impl Plan {
     /// The command that draws the same faults and operations; what threads do in between is theirs.
     pub(crate) fn replay(&self) -> String {
         let before = self.before.as_ref();
-        let before = before.map_or(String::new(), |program| format!(" --before {}", program.display()));
+        let before = before.map_or(String::new(), |program| {
+            format!(" --before {}", program.display())
+        });
         format!(
             "collie-lab torture cluster --system {} --fault {} --nodes {} --clients {} --rounds {} --operations {} \
              --seed {}{before}",

@@ -277,6 +277,7 @@ fn nodes_are_listed_and_what_is_asked_of_them_is_handed_on() {
         "collie.node serve 2",
         "COLLIE.NODE REMOVE 3",
         "COLLIE.NODE REPLACE 1 3",
+        "COLLIE.NODE FINALIZE",
     ] {
         assert_eq!(client.line(line), "+OK\r\n", "{line}");
     }
@@ -286,7 +287,13 @@ fn nodes_are_listed_and_what_is_asked_of_them_is_handed_on() {
         NodeRequest::Serve(2),
         NodeRequest::Remove(3),
         NodeRequest::Replace { node: 1, by: 3 },
+        NodeRequest::Finalize,
     ];
+    let info = client.line("CLUSTER INFO");
+    assert!(
+        info.contains("\r\ncollie_level:1\r\ncollie_newest_level:2\r\n"),
+        "{info}"
+    );
     assert_eq!(asked, expected);
     for (line, refusal) in [
         ("COLLIE.NODE REMOVE 9", "-ERR the cluster has no node 9"),

@@ -509,8 +509,10 @@ impl Nodes {
         (0..self.len()).try_for_each(|node| self.ends(node))
     }
 
-    /// Asks a node to end in order, and waits for that.
+    /// Asks a node to end in order, once it has started, and waits for that.
     pub(crate) fn end_one(&mut self, node: usize) -> anyhow::Result<()> {
+        // Until then the signal ends it as any process.
+        self.wait_until_it_answers(node)?;
         self.signal(node, Signal::TERM)?;
         self.ends(node)
     }

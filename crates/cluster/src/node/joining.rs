@@ -2,6 +2,7 @@
 //! All of it is durable before the node starts. And how a node takes others into the map, where they ask it.
 
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -354,12 +355,9 @@ async fn judge(inner: &ClusterInner, join: Join) -> Result<JoinAnswer, String> {
             hex(&cluster)
         ));
     }
-    if !(join.least..=join.most).contains(&level) {
-        return Err(format!(
-            "the cluster has feature level {level}, and the node speaks levels {} to {}: run a version on it that speaks \
-             level {level}",
-            join.least, join.most
-        ));
+    let levels = join.least..=join.most;
+    if !levels.contains(&level) {
+        return Err(other_level(level, &levels));
     }
     if let Some((_, node)) = join.known {
         return known(inner, &join, node).await;
@@ -387,7 +385,10 @@ async fn judge(inner: &ClusterInner, join: Join) -> Result<JoinAnswer, String> {
         client: join.client,
         disks: join.disks,
     };
+    let levels = join.least..=join.most;
     let rule = move |map: Option<&map::Map>| match map {
+        // It was raised meanwhile.
+        Some(map) if !levels.contains(&map.cluster.level) => Err(other_level(map.cluster.level, &levels)),
         Some(map) => map::join(map, &request).map(|(node, changes)| (Some(place(map, &node)), changes)),
         // Its first entry is on its way.
         None => Ok((None, None)),
@@ -402,6 +403,15 @@ async fn judge(inner: &ClusterInner, join: Join) -> Result<JoinAnswer, String> {
         // Whatever became of it, the token is the same at the next attempt.
         Ok(Answer::TryAgain | Answer::Unknown) | Err(_) => elsewhere,
     }
+}
+
+fn other_level(level: u32, spoken: &RangeInclusive<u32>) -> String {
+    format!(
+        "the cluster has feature level {level}, and the node speaks levels {} to {}: run a version on it that speaks level \
+         {level}",
+        spoken.start(),
+        spoken.end()
+    )
 }
 
 /// A node that has joined asks whether this is its cluster.

@@ -25,14 +25,22 @@ pub(super) async fn finalize(inner: &ClusterInner, replica: &Replica, level: u32
     if map.cluster.level >= level {
         return Ok(());
     }
-    for request in [MapRequest::Speaks(level), MapRequest::Note(level)] {
-        all_agree(inner, &map, &request).await.map_err(|problems| {
+    all_agree(inner, &map, &MapRequest::Speaks(level))
+        .await
+        .map_err(|problems| {
             format!(
                 "feature level {level} is not used before all nodes speak it: {problems}. Run this version on each node, or \
                  remove those that are gone, and ask again"
             )
         })?;
-    }
+    all_agree(inner, &map, &MapRequest::Note(level))
+        .await
+        .map_err(|problems| {
+            format!(
+                "feature level {level} is noted by some nodes, and not used before all have: {problems}. Run no older \
+                 version any more, and ask again"
+            )
+        })?;
     let asked: BTreeSet<NodeId> = map.nodes.keys().copied().collect();
     let rule = move |map: Option<&Map>| match map {
         Some(map) => Ok(((), map::raise(map, level, &asked)?)),

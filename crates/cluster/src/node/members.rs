@@ -47,13 +47,14 @@ pub(super) async fn keep_members(inner: Arc<ClusterInner>) {
                 continue;
             }
         }
-        let Some(map) = inner.map() else { continue };
         let is_new = changes.has_changed().is_ok_and(|new| new) || maps.has_changed().is_ok_and(|new| new);
         if groups.is_empty() && !is_new {
             continue;
         }
         changes.borrow_and_update();
-        maps.borrow_and_update();
+        let Some(map) = maps.borrow_and_update().clone() else {
+            continue;
+        };
         let led = led_here(&inner, &map);
         groups.retain(|group, changing| {
             let stays = changing.runs || led.contains_key(group);

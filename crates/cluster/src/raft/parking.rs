@@ -3,8 +3,9 @@
 //! A leader that has had nothing to do for a while asks all other members to park; when all do, so does it. From then
 //! on a follower counts on this instead of heartbeats: its leader's node answers, is the same process as before, and
 //! says that it leads the group in this term. The leader counts on the nodes of all members. Where that holds no
-//! longer, a replica goes on as before: a leader sends heartbeats, and a follower stands for election when it has
-//! heard none for long enough. So it does when it hears from its group, or is to do anything for it.
+//! longer, a replica goes on as before: a leader sends heartbeats, and a follower, which says so to its leader, stands
+//! for election when it has heard none for long enough. So it does when it hears from its group, or is to do anything
+//! for it.
 //!
 //! The safety of the group does not depend on any of this: votes and entries are as they are without it.
 
@@ -38,12 +39,14 @@ impl Parked {
     /// Whether that still holds.
     pub(super) fn holds(&self, group: GroupId, states: &NodeStates, led: &LedByNode) -> bool {
         let is_led = |node: &NodeId, boot: &Boot| {
-            let led = led.get(node).filter(|led| led.boot() == *boot);
+            let led = led
+                .get(node)
+                .filter(|led| led.boot() == *boot && led.is_in_touch());
             led.and_then(|led| led.term_of(group)) == Some(self.leader.term)
         };
         self.nodes.iter().all(|(node, boot)| {
             let state = states.get(node);
-            state.is_some_and(|state| state.is_alive() && state.boot == Some(*boot))
+            state.is_some_and(|state| state.is_connected() && state.boot == Some(*boot))
                 && (self.leads || is_led(node, boot))
         })
     }
@@ -55,6 +58,9 @@ pub(super) struct Parking {
     now: watch::Sender<Option<Parked>>,
     /// How often the replica was needed.
     needed: AtomicU64,
+    /// How often it was parked as the leader, and which of these times a majority has heard from it since.
+    parks: AtomicU64,
+    heard: AtomicU64,
 }
 
 impl Parking {
@@ -90,6 +96,7 @@ impl Parking {
         self.now.send_if_modified(|now| {
             let parks = self.needed() == needed;
             if parks {
+                self.parks.fetch_add(u64::from(parked.leads), Ordering::Relaxed);
                 *now = Some(parked);
             }
             parks
@@ -99,6 +106,25 @@ impl Parking {
     /// The replica is parked no longer. Says whether it was.
     pub(super) fn wake(&self) -> bool {
         self.now.send_if_modified(|now| now.take().is_some())
+    }
+
+    /// The same, if it is parked as it was when that was looked at.
+    pub(super) fn wake_from(&self, parked: &Parked) -> bool {
+        self.now
+            .send_if_modified(|now| now.take_if(|now| now == parked).is_some())
+    }
+
+    /// The time for which a leader was parked without a majority having heard from it since, if there is one: raft
+    /// takes nothing of it.
+    pub(super) fn unheard(&self) -> Option<u64> {
+        // Relaxed, also below: `need` comes before, and the lock that it takes orders this behind `park`.
+        let parks = self.parks.load(Ordering::Relaxed);
+        (self.heard.load(Ordering::Relaxed) < parks).then_some(parks)
+    }
+
+    /// A majority has heard from the leader since that time.
+    pub(super) fn heard(&self, parks: u64) {
+        self.heard.fetch_max(parks, Ordering::Relaxed);
     }
 }
 
@@ -121,8 +147,26 @@ mod tests {
         assert!(!parking.need(), "it was not parked");
         assert!(!parking.park(parked(), needed));
         assert!(!parking.is_parked());
+        assert_eq!(parking.unheard(), None);
         assert!(parking.park(parked(), parking.needed()));
         assert!(parking.need(), "it was parked");
+        assert!(!parking.is_parked());
+        // Whoever comes second waits, too.
+        assert!(!parking.need());
+        let unheard = parking.unheard().unwrap();
+        parking.heard(unheard);
+        assert_eq!(parking.unheard(), None);
+    }
+
+    #[test]
+    fn a_look_that_is_late_wakes_nothing_else() {
+        let parking = Parking::default();
+        assert!(parking.park(parked(), parking.needed()));
+        let mut older = parked();
+        older.leader.term -= 1;
+        assert!(!parking.wake_from(&older));
+        assert!(parking.is_parked());
+        assert!(parking.wake_from(&parked()));
         assert!(!parking.is_parked());
     }
 }

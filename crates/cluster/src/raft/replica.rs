@@ -322,6 +322,7 @@ fn vote_of(request: &Request) -> Option<Vote> {
         Request::Piece(_)
         | Request::Room(_)
         | Request::MayLead
+        | Request::Wake
         | Request::HandOver(_)
         | Request::ChangeMap(_) => None,
     }

@@ -339,8 +339,25 @@ impl Running {
         if !parked.leads {
             // Until now it has heard its leader, in a way. Those whose turn it is stand for election first.
             self.heard.followed(parked.leader, Instant::now());
+            self.ask_leader_to_wake(&parked);
         }
-        self.parking.wake();
+        self.parking.wake_from(&parked);
+    }
+
+    /// Has a parked leader send heartbeats again, if it can be asked.
+    fn ask_leader_to_wake(&self, parked: &Parked) {
+        for node in parked.nodes.keys().copied() {
+            let (links, leader) = (self.links.clone(), parked.leader.replica);
+            // An error: it is heard of by other ways, or stands no longer.
+            tokio::spawn(async move { drop(links.ask((node, leader), Request::Wake).await) });
+        }
+    }
+
+    /// Has the leader of a parked follower send heartbeats again.
+    fn wake_leader(&self) {
+        if let Some(parked) = self.parking.now().filter(|parked| !parked.leads) {
+            self.ask_leader_to_wake(&parked);
+        }
     }
 
     /// Parks, as its leader asks: if it has all entries, and that leader's node says that it leads.
@@ -374,7 +391,10 @@ impl Running {
         }
         // What has changed meanwhile was not seen by who looks.
         self.look_at(&states.borrow(), &led.borrow());
-        Ok(())
+        match self.parking.is_parked() {
+            true => Ok(()),
+            false => Err("the leader's node has just ceased to answer, or to say that it leads"),
+        }
     }
 
     /// Has a member stand for election whatever it lacks: one with the votes of a majority lacks nothing that
@@ -500,8 +520,15 @@ impl Running {
             }
             // It has heard its leader, in a way, and votes for no other then.
             Request::PreVote(_) if self.parking.now().is_some_and(|parked| !parked.leads) => {
+                // One that hears nobody is to hear it, too.
+                self.wake_leader();
                 failed(&"the node of its leader answers, and says that it leads")
             }
+            Request::Wake if self.state().leads => {
+                self.wake().await;
+                Response::Awake
+            }
+            Request::Wake => failed(&"it does not lead"),
             Request::PreVote(request) => {
                 self.wake().await;
                 match self.raft.pre_vote(to_vote_request(&request)).await {
@@ -621,6 +648,10 @@ pub(super) async fn supervise(
                     _ = stop.wait_for(|stop| *stop) => None,
                     ended = running.ended(quorum) => Some(ended),
                 };
+                if ended.is_some() {
+                    // It looks who is left.
+                    running.wake_leader();
+                }
                 say(Now::Opening);
                 if let Err(error) = running.close().await {
                     tracing::warn!(%error, replica, "the store of a replica cannot be closed");

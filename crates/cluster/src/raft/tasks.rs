@@ -141,7 +141,11 @@ pub(super) async fn confirm_reads(
         }
         parking.need();
         // What is committed by then is applied here when this returns. All members hear of it.
+        let unheard = parking.unheard();
         let confirmed = raft.ensure_linearizable(ReadPolicy::ReadIndex).await;
+        if let (Ok(_), Some(unheard)) = (&confirmed, unheard) {
+            parking.heard(unheard);
+        }
         let leader = confirmed.ok().map(|read| from_leader(read.committed_leader_id()));
         for reader in waiting {
             // It may wait no longer.

@@ -111,7 +111,7 @@ pub(super) async fn tick(replica: Ticking, mut beats: Interval) {
     let mut metrics = raft.server_metrics();
     let mut changes = parking.changes();
     let mut busy = Busy::until_now();
-    let mut is_beat = false;
+    let (mut is_beat, mut was_parked) = (false, false);
     loop {
         let parked = changes.borrow_and_update().as_ref().map(|parked| parked.leader);
         let leads = {
@@ -129,6 +129,10 @@ pub(super) async fn tick(replica: Ticking, mut beats: Interval) {
             raft.runtime_config().tick(!rests);
             leads.then_some(voted)
         };
+        if std::mem::replace(&mut was_parked, parked.is_some()) && parked.is_none() {
+            // First it sends heartbeats.
+            busy.at = Instant::now();
+        }
         if let (true, Some(leader), None) = (is_beat, leads, parked)
             && !replica.parks(leader, &mut busy).await
             && raft.trigger().heartbeat().await.is_err()
@@ -194,7 +198,7 @@ impl Ticking {
         let is_parked = self.parking.park(parked.clone(), needed);
         let holds = parked.holds(self.links.group, &states.borrow(), &led.borrow());
         if is_parked && !holds {
-            self.parking.wake();
+            self.parking.wake_from(&parked);
         }
         is_parked && holds
     }
@@ -210,7 +214,7 @@ impl Ticking {
             let states = self.links.peers.states();
             let states = states.borrow();
             let answers = |(node, _): &(NodeId, _)| {
-                let state = states.get(node).filter(|state| state.is_alive())?;
+                let state = states.get(node).filter(|state| state.is_connected())?;
                 Some((*node, state.boot?))
             };
             members.iter().map(answers).collect::<Option<_>>()?
@@ -244,9 +248,12 @@ impl Ticking {
 /// The replica has something to do. Where its group is parked, a majority hears from it before this returns, so that
 /// raft takes what it proposes; unless there is none.
 pub(super) async fn wake(raft: &Raft, parking: &Parking) {
-    if parking.need() {
+    parking.need();
+    if let Some(unheard) = parking.unheard() {
         // An error: what is asked of raft next says why.
-        drop(raft.ensure_linearizable(ReadPolicy::ReadIndex).await);
+        if raft.ensure_linearizable(ReadPolicy::ReadIndex).await.is_ok() {
+            parking.heard(unheard);
+        }
     }
 }
 

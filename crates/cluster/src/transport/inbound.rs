@@ -93,6 +93,9 @@ async fn serve<N: Network>(
         end = talk(&taken, from, to, &shared, &outbox) => end,
     };
     outbox.abandon();
+    if taken.lane == Lane::Raft && taken.is_current() {
+        shared.leaders.out_of_touch(taken.node, taken.boot);
+    }
     tracing::debug!(node = taken.node, lane = %taken.lane, %address, %end, "the connection of a peer has ended");
 }
 

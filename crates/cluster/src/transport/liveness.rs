@@ -107,6 +107,11 @@ pub(super) fn difference_ms(theirs: u64, ours: u64) -> i64 {
 }
 
 impl NodeState {
+    /// Whether it answers, on a connection that stands.
+    pub fn is_connected(&self) -> bool {
+        self.is_alive() && self.problem.is_none()
+    }
+
     /// Whether the node answers.
     pub fn is_alive(&self) -> bool {
         self.liveness == Liveness::Alive
@@ -243,6 +248,8 @@ pub struct Led {
     boot: [u8; 16],
     count: u64,
     groups: BTreeMap<GroupId, u64>,
+    /// Whether it could say so if it were otherwise by now: its connection to this node stands.
+    in_touch: bool,
 }
 
 /// What all peers have said, whether they still answer or not.
@@ -252,6 +259,11 @@ impl Led {
     /// The process that has said it.
     pub fn boot(&self) -> [u8; 16] {
         self.boot
+    }
+
+    /// Whether the connection stands on which it would say what has changed.
+    pub fn is_in_touch(&self) -> bool {
+        self.in_touch
     }
 
     /// The term in which the node leads a group, if it does.
@@ -281,18 +293,28 @@ impl Leaders {
         });
     }
 
+    /// The connection of a process has ended on which it says what it leads.
+    pub(super) fn out_of_touch(&self, node: NodeId, boot: [u8; 16]) {
+        self.heard.send_if_modified(|all| {
+            let known = all.get_mut(&node).filter(|known| known.boot == boot);
+            known.is_some_and(|known| std::mem::replace(&mut known.in_touch, false))
+        });
+    }
+
     /// A peer has said what it leads. What one connection brings may come behind what a later
     /// connection of the same process has brought.
     pub(super) fn heard(&self, node: NodeId, boot: [u8; 16], leads: &Leads) {
         self.heard.send_if_modified(|all| {
-            let is_late = |known: &Led| known.boot == boot && known.count >= leads.count;
-            if all.get(&node).is_some_and(is_late) {
-                return false;
+            let is_late = |known: &&mut Led| known.boot == boot && known.count >= leads.count;
+            if let Some(known) = all.get_mut(&node).filter(is_late) {
+                // Said again, on a new connection.
+                return !std::mem::replace(&mut known.in_touch, true);
             }
             let led = Led {
                 boot,
                 count: leads.count,
                 groups: leads.groups.iter().copied().collect(),
+                in_touch: true,
             };
             all.insert(node, led);
             true
@@ -320,6 +342,14 @@ mod tests {
         assert_eq!((term(5), term(6)), (Some(3), None));
         said(1, 3, &[]);
         assert_eq!(term(5), None);
+        // It could not say so any more, until it has said it again.
+        let in_touch = || leaders.heard.borrow().get(&7).is_some_and(Led::is_in_touch);
+        leaders.out_of_touch(7, [2; 16]);
+        assert!(in_touch(), "another process");
+        leaders.out_of_touch(7, [1; 16]);
+        assert!(!in_touch());
+        said(1, 3, &[]);
+        assert!(in_touch());
         // Another process counts anew.
         said(2, 1, &[(6, 9)]);
         assert_eq!(term(6), Some(9));

@@ -280,6 +280,7 @@ impl Peers {
             | Kind::HandOver
             | Kind::MayLead
             | Kind::Park
+            | Kind::Wake
             | Kind::ChangeMap => None,
             _ => {
                 let take = link.budget.take(group, bytes.len(), kind == Kind::Append);

@@ -192,6 +192,13 @@ impl Slots {
 }
 
 impl Taken {
+    /// Whether no newer connection has its place.
+    pub(super) fn is_current(&self) -> bool {
+        let taken = self.slots.taken.lock();
+        let slot = taken.get(&(self.node, self.lane));
+        slot.is_some_and(|slot| Arc::ptr_eq(&slot.outbox, &self.outbox))
+    }
+
     /// A frame came on the connection.
     pub(super) fn heard(&self) {
         if let Some(slot) = self.slots.taken.lock().get_mut(&(self.node, self.lane))

@@ -8,8 +8,11 @@ use collie_cluster::testing::wire::{
     Append, LogEntry, Park, Payload, Refusal, Request, Response, VoteRequest,
 };
 use collie_cluster::testing::{EntryId, LeaderId, Vote};
+use futures_util::future::join_all;
 
-use crate::cluster::{CAP, Cluster, GROUP, Place, Simulated, Tally, incr, replica_on, row, runtime, times};
+use crate::cluster::{
+    CAP, Cluster, GROUP, Place, Simulated, Tally, get, incr, replica_on, row, runtime, times,
+};
 use crate::messages::Alone;
 
 fn cluster() -> Arc<Cluster> {
@@ -38,16 +41,19 @@ fn parked(cluster: &Cluster) -> (&Place, u64) {
 fn commands_wake_a_parked_group_and_none_is_refused() {
     let cluster = cluster();
     let (leader, term) = parked(&cluster);
-    for expected in 1..=3 {
+    for _ in 0..3 {
         parked(&cluster);
         // Raft takes no proposals of a leader that has heard no majority for so long.
         std::thread::sleep(times().election_max);
         let replica = leader.replica().unwrap();
-        let answer = cluster.runtime.block_on(replica.execute(incr(row(7))));
-        assert!(
-            matches!(answer, Ok(Answer::Reply(counted)) if counted == expected),
-            "{answer:?}"
-        );
+        cluster.runtime.block_on(async {
+            let reads = (0..4).map(|_| replica.execute(get(row(7))));
+            let counts = (0..4).map(|_| replica.execute(incr(row(7))));
+            let (reads, counts) = tokio::join!(join_all(reads), join_all(counts));
+            for answer in reads.into_iter().chain(counts) {
+                assert!(matches!(answer, Ok(Answer::Reply(_))), "{answer:?}");
+            }
+        });
     }
     let tally = Tally::new(1);
     cluster.count(&tally, 2, 5, || {});
@@ -200,7 +206,7 @@ fn a_follower_parks_on_the_word_of_its_leaders_node_alone() {
             assert!(is_refused(&answer), "{answer:?}");
         }
         // As one that hears its leader, it votes for no other, and asks for no vote.
-        let stands = Request::PreVote(VoteRequest {
+        let pre_vote = Request::PreVote(VoteRequest {
             vote: Vote {
                 leader: LeaderId {
                     term: LEADER.term + 1,
@@ -213,28 +219,54 @@ fn a_follower_parks_on_the_word_of_its_leaders_node_alone() {
         });
         tokio::time::sleep(3 * times().election_max).await;
         assert!(alone.requests.is_empty(), "it stands for election");
-        let answer = alone.call(GROUP, replica_on(1), stands).await;
+        let answer = alone.call(GROUP, replica_on(1), pre_vote).await;
         assert!(is_refused(&answer), "{answer:?}");
         assert!(alone.replica.is_parked());
+        let (asked, _) = alone.request().await;
+        assert_eq!(
+            asked.request,
+            Request::Wake,
+            "one that hears nobody is to hear the leader"
+        );
         // Its leader's node does not say so any more.
         alone.peer.set_led(Vec::new());
-        let (asked, _) = alone.request().await;
-        assert!(matches!(asked.request, Request::PreVote(_)), "{asked:?}");
+        stands(&mut alone).await;
         assert!(!alone.replica.is_parked());
     });
+}
+
+/// One that is parked, and follows the test.
+async fn parked_follower() -> Alone {
+    let (alone, last) = follower().await;
+    alone.peer.set_led(vec![(GROUP, LEADER.term)]);
+    let parks = tokio::time::timeout(CAP, async {
+        while asks_to_park(&alone, LEADER.term, last).await != Response::Parked {}
+    });
+    parks.await.unwrap();
+    alone
+}
+
+/// Waits until it asks for a vote. Before that it says that it does not hear its leader.
+async fn stands(alone: &mut Alone) {
+    loop {
+        let (asked, _) = alone.request().await;
+        match asked.request {
+            Request::PreVote(_) => return,
+            Request::Wake => {}
+            other => panic!("it sends {}", other.kind()),
+        }
+    }
+}
+
+fn nowhere() -> std::net::SocketAddr {
+    ([127, 0, 0, 1], 1).into()
 }
 
 #[test]
 fn a_parked_follower_stands_when_its_leaders_node_is_silent() {
     runtime().block_on(async {
-        let (mut alone, last) = follower().await;
-        alone.peer.set_led(vec![(GROUP, LEADER.term)]);
-        let parks = tokio::time::timeout(CAP, async {
-            while asks_to_park(&alone, LEADER.term, last).await != Response::Parked {}
-        });
-        parks.await.unwrap();
-        let nowhere = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
-        alone.node.set_peer(2, nowhere).unwrap();
+        let mut alone = parked_follower().await;
+        alone.node.set_peer(2, nowhere()).unwrap();
         let wakes = tokio::time::timeout(CAP, async {
             while alone.replica.is_parked() {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -243,7 +275,17 @@ fn a_parked_follower_stands_when_its_leaders_node_is_silent() {
         wakes.await.unwrap();
         let peer = alone.peer.address();
         alone.node.set_peer(2, peer).unwrap();
-        let (asked, _) = alone.request().await;
-        assert!(matches!(asked.request, Request::PreVote(_)), "{asked:?}");
+        stands(&mut alone).await;
+    });
+}
+
+/// It answers, and has no way to say that it leads no longer.
+#[test]
+fn a_parked_follower_stands_when_its_leader_cannot_reach_it() {
+    runtime().block_on(async {
+        let mut alone = parked_follower().await;
+        alone.peer.set_peer(1, nowhere()).unwrap();
+        stands(&mut alone).await;
+        assert!(!alone.replica.is_parked());
     });
 }

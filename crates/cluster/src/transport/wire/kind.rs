@@ -74,6 +74,8 @@ kinds! {
     ChangeMap = 26, "change of the map";
     /// The leader has nothing to do, and asks a member to park.
     Park = 27, "park";
+    /// A member has reason to hear from its leader, which is parked.
+    Wake = 28, "wake";
     /// Answers [`Kind::Append`].
     Appended = 32, "appended";
     /// Answers [`Kind::Vote`].
@@ -98,6 +100,8 @@ kinds! {
     MapChanged = 42, "map changed";
     /// Answers [`Kind::Park`].
     Parked = 43, "parked";
+    /// Answers [`Kind::Wake`].
+    Awake = 44, "awake";
     /// Answers any request that was not carried out.
     Refusal = 48, "refusal";
 }

@@ -71,6 +71,8 @@ pub enum Request {
     ChangeMap(MapRequest),
     /// [`Kind::Park`].
     Park(Park),
+    /// [`Kind::Wake`].
+    Wake,
 }
 
 /// What is answered.
@@ -100,6 +102,8 @@ pub enum Response {
     MapChanged,
     /// [`Kind::Parked`]: it is. Otherwise the request is refused.
     Parked,
+    /// [`Kind::Awake`].
+    Awake,
     /// [`Kind::Refusal`].
     Refusal(Refusal),
 }
@@ -401,6 +405,7 @@ impl Request {
             Self::MayLead => Kind::MayLead,
             Self::ChangeMap(_) => Kind::ChangeMap,
             Self::Park(_) => Kind::Park,
+            Self::Wake => Kind::Wake,
         }
     }
 
@@ -415,6 +420,7 @@ impl Request {
             | Self::MayLead
             | Self::ChangeMap(_)
             | Self::Park(_)
+            | Self::Wake
             | Self::HandOver(_) => Lane::Raft,
             Self::Offer(_) | Self::Piece(_) | Self::SnapshotEnd(_) => Lane::Bulk,
         }
@@ -437,6 +443,7 @@ impl Response {
             Self::Ready => Kind::Ready,
             Self::MapChanged => Kind::MapChanged,
             Self::Parked => Kind::Parked,
+            Self::Awake => Kind::Awake,
             Self::Refusal(_) => Kind::Refusal,
         }
     }
@@ -497,7 +504,7 @@ impl Message {
                 Request::Piece(body) => put(self.kind(), body, to),
                 Request::SnapshotEnd(body) => put(self.kind(), body, to),
                 Request::Room(body) => put(self.kind(), body, to),
-                Request::MayLead => Ok(to),
+                Request::MayLead | Request::Wake => Ok(to),
                 Request::HandOver(body) => put(self.kind(), body, to),
                 Request::ChangeMap(body) => put(self.kind(), body, to),
                 Request::Park(body) => put(self.kind(), body, to),
@@ -510,7 +517,8 @@ impl Message {
                 | Response::HandingOver
                 | Response::Ready
                 | Response::MapChanged
-                | Response::Parked => Ok(to),
+                | Response::Parked
+                | Response::Awake => Ok(to),
                 Response::Wanted(body) => {
                     most(body.from.len(), "files", FILES_MAX)?;
                     put(self.kind(), body, to)
@@ -552,6 +560,7 @@ impl Message {
             Kind::MayLead => request((Request::MayLead, body.len())),
             Kind::ChangeMap => request(take(kind, body, Request::ChangeMap)?),
             Kind::Park => request(take(kind, body, Request::Park)?),
+            Kind::Wake => request((Request::Wake, body.len())),
             Kind::Appended => response(take(kind, body, Response::Appended)?),
             Kind::Voted => response(take(kind, body, Response::Voted)?),
             Kind::PreVoted => response(take(kind, body, Response::PreVoted)?),
@@ -564,6 +573,7 @@ impl Message {
             Kind::Ready => response((Response::Ready, body.len())),
             Kind::MapChanged => response((Response::MapChanged, body.len())),
             Kind::Parked => response((Response::Parked, body.len())),
+            Kind::Awake => response((Response::Awake, body.len())),
             Kind::Refusal => response(take(kind, body, Response::Refusal)?),
         })
     }

@@ -202,6 +202,7 @@ fn requests() -> Vec<(&'static str, Request)> {
             Request::ChangeMap(MapRequest::Finalize(64)),
         ),
         ("park", Request::Park(park)),
+        ("wake", Request::Wake),
     ]
 }
 
@@ -240,6 +241,7 @@ fn responses() -> Vec<(&'static str, Response)> {
         ("ready", Response::Ready),
         ("map-changed", Response::MapChanged),
         ("parked", Response::Parked),
+        ("awake", Response::Awake),
         ("refusal-gone", Response::Refusal(Refusal::Gone)),
         ("refusal-unknown", Response::Refusal(Refusal::Unknown)),
         ("refusal-busy", Response::Refusal(Refusal::Busy)),

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::bail;
@@ -19,6 +20,11 @@ use crate::args::{NodesArgs, WhereArgs};
 
 /// A change of the map is decided within this time, or the node says that it was not.
 const PATIENCE: Duration = Duration::from_secs(15);
+
+/// What an answer ends with that may be another one a moment later, as while a leader of the map is elected.
+const AGAIN: &str = ": ask again";
+const ATTEMPTS: u32 = 10;
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// A node, as `COLLIE.NODE LIST` has it.
 #[derive(Debug, Default, Serialize)]
@@ -113,19 +119,23 @@ fn ask<T>(
         }
         nodes => nodes.to_vec(),
     };
-    let (mut other, mut why) = (None, Vec::new());
-    for seed in seeds {
-        let asked = access.connect(seed, PATIENCE);
-        match asked.and_then(|mut client| question(&mut client)) {
-            Ok(answer) if is_good(&answer) => return Ok(answer),
-            Ok(answer) => other = other.or(Some(answer)),
-            Err(error) => why.push(format!("{seed}: {}", words(&error))),
+    for attempt in 1.. {
+        let (mut other, mut why) = (None, Vec::new());
+        for seed in &seeds {
+            let asked = access.connect(*seed, PATIENCE);
+            match asked.and_then(|mut client| question(&mut client)) {
+                Ok(answer) if is_good(&answer) => return Ok(answer),
+                Ok(answer) => other = other.or(Some(answer)),
+                Err(error) => why.push(format!("{seed}: {}", words(&error))),
+            }
+        }
+        match other {
+            Some(answer) => return Ok(answer),
+            None if attempt < ATTEMPTS && why.iter().any(|why| why.ends_with(AGAIN)) => thread::sleep(PAUSE),
+            None => bail!("{}", why.join("; ")),
         }
     }
-    match other {
-        Some(answer) => Ok(answer),
-        None => bail!("{}", why.join("; ")),
-    }
+    bail!("no node was asked")
 }
 
 fn list(client: &mut Client) -> io::Result<Vec<NodeRow>> {

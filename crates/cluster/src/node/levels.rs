@@ -5,6 +5,7 @@
 //! starts there any more; then the map has it, and from then on it is used.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 
 use futures_util::future::join_all;
 
@@ -79,7 +80,10 @@ async fn ask_node(inner: &ClusterInner, node: &NodeRecord, request: MapRequest) 
         Ok(Response::MapChanged) => Ok(()),
         Ok(Response::Refusal(refusal)) => Err(refusal.to_string()),
         Ok(other) => Err(format!("expected an answer to that, found {}", other.kind())),
-        Err(error) => Err(error.to_string()),
+        Err(error) => {
+            tracing::debug!(%error, node = node.number, "a node does not say which levels it speaks");
+            Err("it does not answer, or is of an older version".to_owned())
+        }
     }
 }
 
@@ -97,6 +101,22 @@ pub(super) async fn answer(inner: &ClusterInner, request: &MapRequest) -> Result
         let noted =
             blocking(move || store.change_identity(|identity| identity.level = level.max(identity.level)));
         noted.await.map_err(|error| error.to_string())?;
+        // Relaxed: what is shown.
+        inner.noted.fetch_max(level, Ordering::Relaxed);
     }
     Ok(())
+}
+
+impl ClusterInner {
+    /// That a level was noted and is not used: this node has lost the way back for nothing.
+    pub(super) fn level_problem(&self) -> Option<String> {
+        let noted = self.noted.load(Ordering::Relaxed);
+        let level = self.map()?.cluster.level;
+        (noted > level).then(|| {
+            format!(
+                "feature level {noted} is noted here, where no older version starts any more, and the cluster uses level \
+                 {level}: ask for `collie cluster finalize` again"
+            )
+        })
+    }
 }

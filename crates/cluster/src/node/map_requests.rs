@@ -25,7 +25,7 @@ pub(super) async fn ask(inner: &ClusterInner, request: MapRequest) -> Result<(),
         group: MAP_GROUP,
         from: replica.id(),
         to: leader,
-        request: Request::ChangeMap(request),
+        request: Request::ChangeMap(request.clone()),
         within: inner.options.times.command,
     };
     match inner.peers().call(call).await {
@@ -33,6 +33,11 @@ pub(super) async fn ask(inner: &ClusterInner, request: MapRequest) -> Result<(),
         Ok(Response::Refusal(crate::transport::wire::Refusal::Failed(problem))) => Err(problem),
         Ok(Response::Refusal(refusal)) => Err(refusal.to_string()),
         Ok(other) => Err(format!("expected an answer to that, found {}", other.kind())),
+        // An older version ends the connection when it is asked this.
+        Err(_) if matches!(request, MapRequest::Finalize(_)) => Err(format!(
+            "node {node}, which leads the map, does not answer, or is of an older version: run this version on all nodes, \
+             and ask again"
+        )),
         Err(error) => Err(error.to_string()),
     }
 }

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use arc_swap::ArcSwap;
 use collie_db::Db;
@@ -41,6 +41,8 @@ pub(super) struct ClusterInner {
     pub(super) taking_over: Notify,
     /// Where nodes said that they are, and the map does not have them yet.
     pub(super) said_at: Mutex<BTreeMap<NodeId, SocketAddr>>,
+    /// The newest feature level that this node has noted.
+    pub(super) noted: AtomicU32,
     /// Groups whose moves do not go on, as their leaders say, each with the epoch of its partition's last change.
     pub(super) hanging: Mutex<BTreeSet<(GroupId, u64)>>,
     /// What is wrong, by what it is about.
@@ -59,7 +61,6 @@ impl ClusterInner {
             node,
             options,
             clock,
-            identity,
             store,
             map: watch::Sender::new(None),
             routing: ArcSwap::default(),
@@ -67,6 +68,8 @@ impl ClusterInner {
             retires: AtomicBool::new(false),
             taking_over: Notify::new(),
             said_at: Mutex::default(),
+            noted: AtomicU32::new(identity.level),
+            identity,
             hanging: Mutex::default(),
             problems: Mutex::default(),
         }

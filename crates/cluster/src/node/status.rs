@@ -20,7 +20,13 @@ impl ClusterInner {
     pub(super) fn all_problems(&self) -> Vec<(String, String)> {
         let clock = self.clock_problems();
         let clock = clock.map(|problem| ("the clock".to_owned(), problem));
-        clock.chain(self.problems()).chain(self.refused_by()).collect()
+        let level = self.level_problem();
+        let level = level.map(|problem| ("the feature level".to_owned(), problem));
+        clock
+            .chain(level)
+            .chain(self.problems())
+            .chain(self.refused_by())
+            .collect()
     }
 
     /// That other nodes refuse this one: of several the first says why.

@@ -35,6 +35,7 @@ mod tasks;
 mod ticks;
 mod transfers;
 mod types;
+mod waking;
 
 pub(crate) use commands::count;
 pub use commands::{Row, Value};

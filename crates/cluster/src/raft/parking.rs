@@ -151,7 +151,7 @@ mod tests {
         assert!(parking.park(parked(), parking.needed()));
         assert!(parking.need(), "it was parked");
         assert!(!parking.is_parked());
-        // Whoever comes second waits, too.
+        // One that comes second waits, too.
         assert!(!parking.need());
         let unheard = parking.unheard().unwrap();
         parking.heard(unheard);

@@ -119,3 +119,41 @@ fn nodes_are_upgraded_one_by_one_and_go_back_until_it_is_final() {
     assert_eq!(map.cluster.level, LEVEL);
     assert_eq!(ask(&sites, NodeRequest::Serve(2)), Ok(()), "replicas may move");
 }
+
+#[test]
+fn a_level_that_is_noted_and_not_used_is_shown_until_it_is() {
+    let sites = sites(3);
+    start(&sites[0], OLD, bootstrap(3, 3)).unwrap();
+    for site in &sites[1..] {
+        start(site, OLD, Begin::Join(vec![sites[0].peer])).unwrap();
+    }
+    settled(&sites, 3, 3);
+    for site in &sites {
+        restart(site, NEW);
+    }
+    settled(&sites, 3, 3);
+    // It speaks the level, and can note nothing.
+    sites[2].with(|node, _| node.db().clone().close()).unwrap();
+    let problem = until(&sites, "what keeps it", || {
+        ask(&sites, NodeRequest::Finalize).err()
+    });
+    for expected in ["is noted by some nodes", "node 3: ", "no older version"] {
+        assert!(problem.contains(expected), "{problem}");
+    }
+    let shown = |site: &Site| {
+        let problems = site.status().problems;
+        problems
+            .iter()
+            .any(|(_, problem)| problem.contains("is noted here"))
+    };
+    assert!(shown(&sites[0]) && shown(&sites[1]));
+    sites[2].kill();
+    restart(&sites[2], NEW);
+    settled(&sites, 3, 3);
+    until(&sites, "the new level", || {
+        ask(&sites, NodeRequest::Finalize).ok()
+    });
+    until(&sites, "no problem any more", || {
+        (!sites.iter().any(shown)).then_some(())
+    });
+}

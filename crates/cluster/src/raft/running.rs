@@ -446,7 +446,7 @@ impl Running {
             }
             // It has heard its leader, in a way, and votes for no other then.
             Request::PreVote(_) if self.parking.now().is_some_and(|parked| !parked.leads) => {
-                // One that hears nobody is to hear it, too.
+                // The one that asks hears no leader: it is to hear it, too.
                 self.wake_leader();
                 failed(&"the node of its leader answers, and says that it leads")
             }

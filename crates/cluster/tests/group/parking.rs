@@ -59,7 +59,11 @@ fn commands_wake_a_parked_group_and_none_is_refused() {
     cluster.count(&tally, 2, 5, || {});
     cluster.check(&tally);
     let (again, now) = parked(&cluster);
-    assert_eq!((again.id, now), (leader.id, term), "nobody stood for election");
+    assert_eq!(
+        (again.id, now),
+        (leader.id, term),
+        "no replica stood for election"
+    );
 }
 
 #[test]
@@ -92,7 +96,11 @@ fn a_follower_that_was_started_again_hears_the_same_leader() {
         follower.kill();
         cluster.open(follower);
         let (again, now) = parked(&cluster);
-        assert_eq!((again.id, now), (leader.id, term), "nobody stood for election");
+        assert_eq!(
+            (again.id, now),
+            (leader.id, term),
+            "no replica stood for election"
+        );
     }
 }
 
@@ -226,7 +234,7 @@ fn a_follower_parks_on_the_word_of_its_leaders_node_alone() {
         assert_eq!(
             asked.request,
             Request::Wake,
-            "one that hears nobody is to hear the leader"
+            "one that hears no leader is to hear it"
         );
         // Its leader's node does not say so any more.
         alone.peer.set_led(Vec::new());

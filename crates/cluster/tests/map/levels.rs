@@ -21,6 +21,17 @@ fn start(site: &Site, spoken: RangeInclusive<u32>, begin: Begin) -> Result<(), C
     site.try_start(options, begin)
 }
 
+/// Three nodes of the old version.
+fn old_cluster(partitions: u16) -> Vec<Site> {
+    let sites = sites(3);
+    start(&sites[0], OLD, bootstrap(3, partitions)).unwrap();
+    for site in &sites[1..] {
+        start(site, OLD, Begin::Join(vec![sites[0].peer])).unwrap();
+    }
+    settled(&sites, 3, partitions);
+    sites
+}
+
 fn restart(site: &Site, spoken: RangeInclusive<u32>) {
     if site.is_alive() {
         site.close();
@@ -50,12 +61,7 @@ fn parked(site: &Site) -> usize {
 
 #[test]
 fn nodes_are_upgraded_one_by_one_and_go_back_until_it_is_final() {
-    let sites = sites(3);
-    start(&sites[0], OLD, bootstrap(3, 6)).unwrap();
-    for site in &sites[1..] {
-        start(site, OLD, Begin::Join(vec![sites[0].peer])).unwrap();
-    }
-    settled(&sites, 3, 6);
+    let sites = old_cluster(6);
     // One is upgraded, and the others are not.
     restart(&sites[0], NEW);
     settled(&sites, 3, 6);
@@ -122,12 +128,7 @@ fn nodes_are_upgraded_one_by_one_and_go_back_until_it_is_final() {
 
 #[test]
 fn a_level_that_is_noted_and_not_used_is_shown_until_it_is() {
-    let sites = sites(3);
-    start(&sites[0], OLD, bootstrap(3, 3)).unwrap();
-    for site in &sites[1..] {
-        start(site, OLD, Begin::Join(vec![sites[0].peer])).unwrap();
-    }
-    settled(&sites, 3, 3);
+    let sites = old_cluster(3);
     for site in &sites {
         restart(site, NEW);
     }

@@ -10,7 +10,7 @@ use collie_server::cluster::Figure;
 use crate::ids::{GroupId, ReplicaId};
 use crate::node::shared::ClusterInner;
 use crate::raft::{ElectionCause, Replica, ReplicaState, Sending};
-use crate::raftlog::{Holding, NodeLog, NodeLogStats, ReplicaLog, replica_holder};
+use crate::raftlog::{Holding, NodeLog, NodeLogStats, ReplicaLog};
 
 /// Replicas with the same problem are named up to this number.
 const NAMED: usize = 8;
@@ -89,20 +89,15 @@ struct LogNow {
     label: String,
     stats: NodeLogStats,
     log: LogStats,
-    /// Why each replica holds the log.
-    replicas: Vec<(String, Holding)>,
+    /// By which name each replica holds the log, and why.
+    replicas: Vec<(ReplicaId, String, Holding)>,
     is_full: bool,
 }
 
 impl LogNow {
     fn of(log: &NodeLog) -> Self {
         let replicas = log.replicas().into_iter();
-        let why = |replica: ReplicaLog| {
-            (
-                replica_holder(replica.replica(), replica.group()),
-                replica.holding(),
-            )
-        };
+        let why = |replica: ReplicaLog| (replica.replica(), replica.holder(), replica.holding());
         Self {
             replicas: replicas.map(why).collect(),
             label: log.dir().display().to_string(),
@@ -120,8 +115,16 @@ impl LogNow {
 
     /// Why a holder does.
     fn why(&self, holder: &str) -> &'static str {
-        let why = self.replicas.iter().find(|(name, _)| name == holder);
-        why.map_or("other", |(_, why)| why.name())
+        let why = self.replicas.iter().find(|(_, name, _)| name == holder);
+        why.map_or("other", |(_, _, why)| why.name())
+    }
+
+    /// The bytes that each replica keeps in the log.
+    fn held_by_replicas(&self) -> BTreeMap<ReplicaId, u64> {
+        let held: BTreeMap<_, _> = self.held().collect();
+        let replicas = self.replicas.iter();
+        let held = replicas.filter_map(|(id, name, _)| Some((*id, *held.get(&**name)?)));
+        held.collect()
     }
 }
 
@@ -230,9 +233,7 @@ impl ClusterInner {
             .iter()
             .map(|(group, (_, state))| (*group, state.last.unwrap_or(0)));
         let shown = self.looked.busiest(last.collect());
-        let held: BTreeMap<&str, u64> = logs.iter().flat_map(LogNow::held).collect();
-        let held =
-            |id: ReplicaId, group: GroupId| held.get(&*replica_holder(id, group)).copied().unwrap_or(0);
+        let held: BTreeMap<_, _> = logs.iter().flat_map(LogNow::held_by_replicas).collect();
         let each = |of: &dyn Fn(&Replica, &ReplicaState) -> u64| -> Vec<(Labels, u64)> {
             let shown = shown.iter().filter_map(|group| {
                 let (replica, state) = states.get(group)?;
@@ -268,7 +269,7 @@ impl ClusterInner {
             gauges(
                 "collie_cluster_partition_log_held_bytes",
                 "Bytes of the log that are kept for the replica, with all that others appended since.",
-                each(&|replica, _| held(replica.id(), replica.group())),
+                each(&|replica, _| held.get(&replica.id()).copied().unwrap_or(0)),
             ),
             counters(
                 "collie_cluster_partition_elections_total",

@@ -94,7 +94,7 @@ pub struct State {
     pub replica: ReplicaId,
     /// Counts the logs that the replica was moved to. The highest one counts.
     pub generation: u32,
-    /// The log that it came from, where entries up to `last` may be; zeros: none.
+    /// Zeros; or, of a copy that is not complete, the log that the replica is in.
     pub from_log: [u8; 16],
     /// Its last entry.
     pub last: Option<EntryId>,
@@ -104,6 +104,13 @@ pub struct State {
     pub committed: Option<EntryId>,
     /// Its vote.
     pub vote: Option<Vote>,
+}
+
+impl State {
+    /// Whether the stream is a copy that is not complete.
+    pub(in crate::raftlog) fn is_coming(&self) -> bool {
+        self.from_log != [0; 16]
+    }
 }
 
 /// A replica that was removed from this node for good.

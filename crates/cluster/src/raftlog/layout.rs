@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use crate::ids::{GroupId, ReplicaId};
 use crate::raftlog::error::StoreError;
 use crate::raftlog::limit::share;
+use crate::raftlog::moving::{move_to, without_room};
 use crate::raftlog::node_log::NodeLog;
 use crate::raftlog::options::NodeLogOptions;
 use crate::raftlog::recovery::Quarantined;
@@ -34,7 +35,7 @@ pub enum Layout {
 pub struct NodeStoreOptions {
     /// A directory on each disk. The first one's log also holds the tombstones.
     pub disks: Vec<PathBuf>,
-    /// Which log a new replica goes into.
+    /// Which log a new replica goes into, until [`NodeStore::set_layout`].
     pub layout: Layout,
     /// How logs of many replicas are opened.
     pub shared: NodeLogOptions,
@@ -74,6 +75,11 @@ pub struct NodeStore {
     sets: Mutex<BTreeMap<usize, LogSet>>,
     /// The disks whose logs take no room. Changed with `logs` locked, so that it holds for all of them.
     withheld: Mutex<BTreeSet<usize>>,
+    layout: Mutex<Layout>,
+    /// One replica moves at a time.
+    moving: tokio::sync::Mutex<()>,
+    /// A log that no replica is in is removed when no replica is being made.
+    creating: tokio::sync::RwLock<()>,
     /// Woken when a log is to be made shorter at once.
     pressed: Arc<Notify>,
 }
@@ -91,6 +97,33 @@ impl LogPlace {
         disk: 0,
         replica: None,
     };
+
+    /// What stands in the first frame of a copy from there: never zeros.
+    fn mark(self) -> [u8; 16] {
+        let mut mark = [0; 16];
+        mark[0] = 1;
+        mark[4..8].copy_from_slice(&u32::try_from(self.disk).unwrap_or(u32::MAX).to_le_bytes());
+        mark[8..].copy_from_slice(&self.replica.unwrap_or(0).to_le_bytes());
+        mark
+    }
+}
+
+/// Removes what a log has of replicas whose tombstones are in the first log, where the one here was lost with the
+/// process.
+fn forget_removed(log: &NodeLog, first: &NodeLog) -> Result<(), StoreError> {
+    let whole = log.replicas();
+    let whole = whole.iter().map(|replica| (replica.group(), replica.replica()));
+    let lost = log.quarantined();
+    let lost = lost.iter().map(|lost| (lost.group, lost.replica));
+    let coming = log.shared.node.lock().coming();
+    for (group, replica) in whole
+        .chain(lost)
+        .chain(coming)
+        .filter(|(_, replica)| first.is_removed(*replica))
+    {
+        log.forget(group, replica)?;
+    }
+    Ok(())
 }
 
 /// The directory of the logs, on each disk.
@@ -124,6 +157,9 @@ impl NodeStore {
             logs: Mutex::new(BTreeMap::new()),
             sets: Mutex::new(options.set.iter().map(|set| (0, set.clone())).collect()),
             withheld: Mutex::default(),
+            layout: Mutex::new(options.layout),
+            moving: tokio::sync::Mutex::default(),
+            creating: tokio::sync::RwLock::default(),
             pressed: Arc::default(),
             options,
         };
@@ -139,10 +175,14 @@ impl NodeStore {
         }
         let logs = this.open_all(&places)?;
         for (place, log) in logs {
-            this.take_over(place, log, &first)?;
+            forget_removed(&log, &first)?;
+            this.logs.lock().insert(place, log);
         }
         this.logs.lock().insert(LogPlace::FIRST, first);
-        this.check_homes()?;
+        this.settle()?;
+        for place in this.unused() {
+            this.remove_log(place)?;
+        }
         this.share_limits();
         for log in this.logs.lock().values() {
             (this.opened)(log);
@@ -213,44 +253,70 @@ impl NodeStore {
         Ok(opened.into_iter().flatten().collect())
     }
 
-    /// Keeps an opened log, unless it is a private one without a replica.
-    fn take_over(&self, place: LogPlace, log: NodeLog, first: &NodeLog) -> Result<(), StoreError> {
-        let whole = log.replicas();
-        let whole = whole.iter().map(|replica| (replica.group(), replica.replica()));
-        let lost = log.quarantined();
-        let lost = lost.iter().map(|lost| (lost.group, lost.replica));
-        for (group, replica) in whole
-            .chain(lost)
-            .filter(|(_, replica)| first.is_removed(*replica))
-        {
-            // Its tombstone is in the first log, and the one here was lost with the process.
-            log.forget(group, replica)?;
-        }
-        let is_empty = log.replicas().is_empty() && log.quarantined().is_empty();
-        if place.replica.is_none() || !is_empty || !log.log().recovery().damaged.is_empty() {
-            self.logs.lock().insert(place, log);
-            return Ok(());
-        }
-        log.close()?;
-        self.remove_dir(place)
-    }
-
-    /// A replica is in one log, also where one of the two has lost frames of it to damage.
-    fn check_homes(&self) -> Result<(), StoreError> {
-        let mut homes = BTreeMap::new();
-        for (place, log) in &*self.logs.lock() {
-            let whole = log.replicas().into_iter().map(|replica| replica.replica());
-            let lost = log.quarantined().into_iter().map(|lost| lost.replica);
-            for replica in whole.chain(lost) {
-                if let Some(other) = homes.insert(replica, *place) {
-                    return Err(StoreError::TwoLogs {
-                        replica,
-                        paths: [self.dir(other), self.dir(*place)],
-                    });
+    /// A replica is in one log, also where one of several has lost frames of it to damage: in the one of the highest
+    /// generation. What the others have is let go, and so are copies that are not complete.
+    fn settle(&self) -> Result<(), StoreError> {
+        let logs = self.logs.lock();
+        let mut homes = BTreeMap::<ReplicaId, (u32, LogPlace)>::new();
+        let mut left = BTreeSet::new();
+        for (&place, log) in &*logs {
+            for (replica, generation) in log.shared.node.lock().generations() {
+                let Some((other, at)) = homes.get(&replica).copied() else {
+                    homes.insert(replica, (generation, place));
+                    continue;
+                };
+                if generation == other {
+                    let paths = [self.dir(at), self.dir(place)];
+                    return Err(StoreError::TwoLogs { replica, paths });
+                }
+                let older = if generation < other { place } else { at };
+                left.insert((older, replica));
+                if older == at {
+                    homes.insert(replica, (generation, place));
                 }
             }
         }
+        for (&place, log) in &*logs {
+            for (_, replica) in log.shared.node.lock().coming() {
+                left.insert((place, replica));
+            }
+        }
+        let mut changed = BTreeSet::new();
+        for (place, replica) in left {
+            let Some(log) = logs.get(&place) else { continue };
+            if homes.contains_key(&replica) {
+                log.let_go(replica);
+                changed.insert(place);
+            } else {
+                log.quarantine_copy(replica);
+            }
+        }
+        for log in changed.iter().filter_map(|place| logs.get(place)) {
+            // On a full disk the next opening does all this again.
+            without_room(log.shared.append_directory(true))?;
+        }
         Ok(())
+    }
+
+    /// The logs that no replica is in, and that none is to be in.
+    fn unused(&self) -> Vec<LogPlace> {
+        let layout = *self.layout.lock();
+        let logs = self.logs.lock();
+        let unused = logs.iter().filter(|(place, log)| {
+            let is_wanted = **place == LogPlace::FIRST || (place.replica.is_none() && layout == Layout::PerDisk);
+            !is_wanted && log.is_empty() && log.log().recovery().damaged.is_empty()
+        });
+        unused.map(|(place, _)| *place).collect()
+    }
+
+    /// Closes and removes a log. Blocks.
+    fn remove_log(&self, place: LogPlace) -> Result<(), StoreError> {
+        let Some(log) = self.logs.lock().remove(&place) else {
+            return Ok(());
+        };
+        self.share_limits();
+        log.close()?;
+        self.remove_dir(place)
     }
 
     fn open_log(&self, place: LogPlace) -> Result<NodeLog, StoreError> {
@@ -418,16 +484,89 @@ impl NodeStore {
             Err(error) => return Err(error),
             Ok(_) => return Err(StoreError::Exists { group, replica: id }),
         }
-        let place = match self.options.layout {
+        let _creating = self.creating.read().await;
+        let log = self.log_at(self.wanted(id, disk))?;
+        log.create(group, id).await
+    }
+
+    /// Where the layout has the log of a replica.
+    fn wanted(&self, id: ReplicaId, disk: usize) -> LogPlace {
+        match *self.layout.lock() {
             Layout::Shared => LogPlace::FIRST,
             Layout::PerDisk => LogPlace { disk, replica: None },
             Layout::Private => LogPlace {
                 disk,
                 replica: Some(id),
             },
+        }
+    }
+
+    /// Which log a new replica goes into. Those that are there stay where they are until they are
+    /// [moved](NodeStore::move_replica).
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        *self.layout.lock()
+    }
+
+    /// Sets which log a new replica goes into.
+    pub fn set_layout(&self, layout: Layout) {
+        *self.layout.lock() = layout;
+    }
+
+    /// Whether the log of a replica, which has its home on this disk, is where the layout has it.
+    #[must_use]
+    pub fn is_placed(&self, replica: &ReplicaLog, disk: usize) -> bool {
+        self.place_of(replica) == Some(self.wanted(replica.replica(), disk))
+    }
+
+    fn place_of(&self, replica: &ReplicaLog) -> Option<LogPlace> {
+        let shared = replica.shared();
+        let logs = self.logs.lock();
+        let mut places = logs.iter();
+        let (place, _) = places.find(|(_, log)| Arc::ptr_eq(&log.shared, &shared))?;
+        Some(*place)
+    }
+
+    /// Moves the log of a replica, which has its home on this disk, to where the layout has it, and says whether it
+    /// was elsewhere. Its appends wait for a moment only. The log that it leaves is removed if it was the last there
+    /// and the layout has none in it. Blocks on reads of entries that are not in memory, and where a log is opened or
+    /// removed.
+    ///
+    /// # Errors
+    /// Those of [`NodeStore::replica`] and [`ReplicaLog::read`], the logs', and why the other log takes no writes;
+    /// [`LogError::Closed`] where it is not to go on. The replica is where it was then, unless a log has failed.
+    ///
+    /// # Cancel safety
+    /// Dropped, it may leave the replica without appends for good: it is to be told not to go on.
+    pub async fn move_replica(
+        &self,
+        id: ReplicaId,
+        disk: usize,
+        goes_on: &(dyn Fn() -> bool + Sync),
+    ) -> Result<bool, StoreError> {
+        let _one = self.moving.lock().await;
+        let replica = self.replica(id)?;
+        let (wanted, unknown) = (self.wanted(id, disk), StoreError::Unknown { replica: id });
+        let from = self.place_of(&replica).ok_or(unknown)?;
+        if from == wanted {
+            return Ok(false);
+        }
+        let target = {
+            let _creating = self.creating.read().await;
+            self.log_at(wanted)?
         };
-        let log = self.log_at(place)?;
-        log.create(group, id).await
+        let moved = match target.takes_no_writes() {
+            Some(full) => Err(full),
+            None => move_to(&replica, &target, from.mark(), goes_on).await,
+        };
+        if moved.is_err() {
+            target.let_go_of_copy(id);
+        }
+        let _none_is_made = self.creating.write().await;
+        for place in self.unused() {
+            self.remove_log(place)?;
+        }
+        moved.map(|()| true)
     }
 
     fn log_at(&self, place: LogPlace) -> Result<NodeLog, StoreError> {
@@ -462,10 +601,9 @@ impl NodeStore {
         };
         for (place, log) in others {
             if place.replica == Some(replica) {
-                self.logs.lock().remove(&place);
-                self.share_limits();
-                log.close()?;
-                self.remove_dir(place)?;
+                // Where it moves, it does not come.
+                log.mark_removed();
+                self.remove_log(place)?;
             } else if place.replica.is_none() && log.knows(replica) {
                 log.remove(group, replica).await?;
             }

@@ -9,15 +9,18 @@
 //! 4. Retention counts bytes of the log.
 //! 5. A commit index never exceeds the last entry.
 //! 6. Room is refused before proposing; appends themselves wait.
-//! 7. A replica found in two logs refuses to open.
+//! 7. A replica found in two logs is in the one of the higher generation, of which its copy is complete; of
+//!    one generation, its node refuses to open.
 
 mod admission;
 mod completion;
 mod error;
 pub(crate) mod frames;
+mod home;
 mod index;
 mod layout;
 mod limit;
+mod moving;
 mod node_log;
 mod options;
 mod patience;
@@ -38,4 +41,3 @@ pub use recovery::Quarantined;
 pub use replica_log::{Bounds, Entry, ReplicaLog};
 pub(crate) use room::{Purpose, Reserved};
 pub use state::Holding;
-pub(crate) use state::replica_holder;

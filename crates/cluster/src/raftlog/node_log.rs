@@ -9,12 +9,13 @@ use tokio::sync::Notify;
 
 use crate::ids::{GroupId, ReplicaId};
 use crate::raftlog::error::StoreError;
-use crate::raftlog::frames::Tombstone;
+use crate::raftlog::frames::{State, Tombstone};
+use crate::raftlog::home::Home;
 use crate::raftlog::options::NodeLogOptions;
 use crate::raftlog::recovery::Quarantined;
 use crate::raftlog::replica_log::ReplicaLog;
 use crate::raftlog::shared::NodeLogInner;
-use crate::raftlog::state::{ReplicaStream, StreamIdentity};
+use crate::raftlog::state::ReplicaStream;
 
 /// An open log of a node. Clones are handles to the same log.
 #[derive(Clone)]
@@ -86,7 +87,14 @@ impl NodeLog {
     }
 
     pub(super) fn handle(&self, replica: Arc<ReplicaStream>) -> ReplicaLog {
-        ReplicaLog::new(Arc::clone(&self.shared), replica)
+        let mut known = replica.home.lock();
+        let home = known.upgrade().unwrap_or_else(|| {
+            let home = Home::new(Arc::clone(&self.shared), Arc::clone(&replica));
+            *known = Arc::downgrade(&home);
+            home
+        });
+        drop(known);
+        ReplicaLog::new(home)
     }
 
     /// The replicas that damage took frames of. They hold their part of the log until they are
@@ -131,14 +139,24 @@ impl NodeLog {
     /// [`StoreError::Removed`], [`StoreError::Exists`], [`StoreError::Quarantined`],
     /// [`StoreError::Streams`], and the log's.
     pub async fn create(&self, group: GroupId, replica: ReplicaId) -> Result<ReplicaLog, StoreError> {
-        let identity = StreamIdentity {
+        let new = State {
             group,
             replica,
             generation: 0,
+            from_log: [0; 16],
+            last: None,
+            purged: None,
+            committed: None,
+            vote: None,
         };
+        self.begin(new).await
+    }
+
+    /// Begins the stream of a replica, or of its copy. It is durable when this returns.
+    pub(super) async fn begin(&self, first: State) -> Result<ReplicaLog, StoreError> {
         let mut payload = Vec::new();
         let (created, span) = loop {
-            match self.shared.try_create(identity, &mut payload) {
+            match self.shared.try_create(first, &mut payload) {
                 Err(StoreError::Log(LogError::WouldBlock)) => self.shared.log.room(payload.len()).await?,
                 done => break done?,
             }
@@ -169,10 +187,16 @@ impl NodeLog {
         Ok(())
     }
 
+    /// Whether no replica is here, nor comes here.
+    pub(super) fn is_empty(&self) -> bool {
+        let node = self.shared.node.lock();
+        node.generations().is_empty() && node.coming().is_empty() && node.quarantined.is_empty()
+    }
+
     /// Whether the replica is here, whole or not.
     pub(super) fn knows(&self, replica: ReplicaId) -> bool {
         let node = self.shared.node.lock();
-        node.replica(replica).is_some() || node.quarantined.iter().any(|lost| lost.replica == replica)
+        node.stream_of(replica).is_some() || node.quarantined.iter().any(|lost| lost.replica == replica)
     }
 
     /// Removes a replica whose tombstone is in another log. Blocks.

@@ -41,6 +41,8 @@ pub struct Quarantined {
     pub(super) stream: u32,
     /// Its generation.
     pub(super) generation: u32,
+    /// It is a copy that was not complete.
+    pub(super) coming: bool,
     /// From where on the log is kept for it.
     pub(super) oldest: Lsn,
 }
@@ -198,6 +200,7 @@ impl Recovery {
                     lost: lost.unwrap_or_default(),
                     stream: number,
                     generation: identity.map_or(0, |identity| identity.generation),
+                    coming: state.coming,
                     oldest: stream.oldest,
                 }),
             }

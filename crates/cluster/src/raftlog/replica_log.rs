@@ -3,15 +3,16 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use collie_log::{Level, LogError, Lsn, Span};
+use collie_log::{LogError, Lsn, Span};
 
 use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
 use crate::raftlog::error::StoreError;
 use crate::raftlog::frames::{ENTRIES_HEAD, ENTRY_HEAD, Entries, Payloads, PayloadsBuf, StreamFrame};
+use crate::raftlog::home::{Home, Place};
 use crate::raftlog::index::Run;
 use crate::raftlog::patience::Patience;
 use crate::raftlog::shared::NodeLogInner;
-use crate::raftlog::state::{Holding, Live, ReplicaStream, StreamState};
+use crate::raftlog::state::{Holding, Live, Presence, StreamState};
 
 /// An entry of a group's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,59 +35,67 @@ pub struct Bounds {
 /// The log of one replica: entries, and its vote. Clones are handles to the same log.
 ///
 /// Its changes are appended in the order of the calls, and what becomes durable of them is a prefix
-/// of that order. The futures wait for room in the log, and for nothing else unless they say so.
+/// of that order. The futures wait for room in the log, and for a moment where it moves to another log of the node;
+/// for nothing else unless they say so.
 #[derive(Clone)]
 pub struct ReplicaLog {
-    log: Arc<NodeLogInner>,
-    replica: Arc<ReplicaStream>,
+    home: Arc<Home>,
     /// Until when appends wait for room on a full disk. Without it they do not.
     pub(super) patience: Option<Patience>,
 }
 
 impl std::fmt::Debug for ReplicaLog {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let place = self.place();
         f.debug_struct("ReplicaLog")
-            .field("identity", &self.replica.identity)
-            .field("stream", &self.replica.stream)
+            .field("identity", &place.replica.identity)
+            .field("stream", &place.replica.stream)
             .finish_non_exhaustive()
     }
 }
 
 impl ReplicaLog {
-    pub(super) fn new(log: Arc<NodeLogInner>, replica: Arc<ReplicaStream>) -> Self {
-        Self {
-            log,
-            replica,
-            patience: None,
-        }
+    pub(super) fn new(home: Arc<Home>) -> Self {
+        Self { home, patience: None }
     }
 
-    pub(super) fn shared(&self) -> &Arc<NodeLogInner> {
-        &self.log
+    pub(super) fn home(&self) -> &Arc<Home> {
+        &self.home
+    }
+
+    /// Where it is now.
+    pub(super) fn place(&self) -> Arc<Place> {
+        self.home.place()
+    }
+
+    /// The log that it is in.
+    pub(super) fn shared(&self) -> Arc<NodeLogInner> {
+        Arc::clone(&self.place().log)
     }
 
     /// Its id.
     #[must_use]
     pub fn replica(&self) -> ReplicaId {
-        self.replica.identity.replica
+        self.place().replica.identity.replica
     }
 
     /// Its group.
     #[must_use]
     pub fn group(&self) -> GroupId {
-        self.replica.identity.group
+        self.place().replica.identity.group
     }
 
     /// Its vote, which may not be durable yet if it is being saved.
     #[must_use]
     pub fn vote(&self) -> Option<Vote> {
-        self.replica.live.lock().state.vote
+        self.place().replica.live.lock().state.vote
     }
 
     /// Where it begins and ends.
     #[must_use]
     pub fn bounds(&self) -> Bounds {
-        let live = self.replica.live.lock();
+        let place = self.place();
+        let live = place.replica.live.lock();
         Bounds {
             purged: live.state.purged,
             last: live.state.last,
@@ -96,13 +105,14 @@ impl ReplicaLog {
     /// The last entry that is known to be committed, of those that are here.
     #[must_use]
     pub fn committed(&self) -> Option<EntryId> {
-        self.replica.live.lock().state.committed()
+        self.place().replica.live.lock().state.committed()
     }
 
     /// The last entry of each leader that has any here, in their order.
     #[must_use]
     pub fn last_of_leaders(&self) -> Vec<EntryId> {
-        let live = self.replica.live.lock();
+        let place = self.place();
+        let live = place.replica.live.lock();
         let state = &live.state;
         let mut ids: Vec<EntryId> = Vec::new();
         for (index, leader) in state.index.leaders() {
@@ -120,7 +130,8 @@ impl ReplicaLog {
     /// The id of an entry that is here, or of the last that was purged.
     #[must_use]
     pub fn id(&self, index: u64) -> Option<EntryId> {
-        let live = self.replica.live.lock();
+        let place = self.place();
+        let live = place.replica.live.lock();
         match live.state.purged {
             Some(purged) if purged.index == index => Some(purged),
             _ => live.state.id(index),
@@ -129,7 +140,8 @@ impl ReplicaLog {
 
     /// Whether an entry is here, or was until it was purged.
     pub(crate) fn had(&self, id: EntryId) -> bool {
-        let live = self.replica.live.lock();
+        let place = self.place();
+        let live = place.replica.live.lock();
         // What was purged is committed, so that no other has its index.
         let purged = live.state.purged.is_some_and(|purged| id.index <= purged.index);
         purged || live.state.id(id.index) == Some(id)
@@ -139,9 +151,10 @@ impl ReplicaLog {
     /// be lower for a moment when entries are appended anew. Does not block.
     #[must_use]
     pub fn durable_through(&self) -> Option<u64> {
+        let place = self.place();
         // Before the state: a frame that is found there may have become durable since.
-        let durable = self.log.log.durable();
-        let live = self.replica.live.lock();
+        let durable = place.log.log.durable();
+        let live = place.replica.live.lock();
         let here = live
             .state
             .index
@@ -156,8 +169,9 @@ impl ReplicaLog {
     /// # Errors
     /// The log's, and [`StoreError::Order`] where there is no such entry.
     pub fn wait_durable(&self, index: u64) -> Result<(), StoreError> {
+        let place = self.place();
         let end = {
-            let live = self.replica.live.lock();
+            let live = place.replica.live.lock();
             if live.state.purged.is_some_and(|purged| index <= purged.index) {
                 return Ok(());
             }
@@ -165,8 +179,7 @@ impl ReplicaLog {
             let run = run.ok_or_else(|| self.order(format!("entry {index} is not in the log")))?;
             run.lsn + u64::from(run.bytes)
         };
-        self.log.log.wait(end, Level::Disk)?;
-        Ok(())
+        place.wait(end)
     }
 
     /// Saves the vote. It is on the device when this returns, whatever entries wait for.
@@ -174,9 +187,9 @@ impl ReplicaLog {
     /// # Errors
     /// The log's, and [`StoreError::Removed`].
     pub async fn save_vote(&self, vote: Vote) -> Result<(), StoreError> {
-        let span = self.append_saying(|_| Ok(Some(StreamFrame::Vote(vote)))).await?;
-        if let Some(span) = span {
-            self.log.log.wait_async(span.end, Level::Disk).await?;
+        let said = self.append_saying(|_| Ok(Some(StreamFrame::Vote(vote)))).await?;
+        if let Some((place, span)) = said {
+            place.wait_async(span.end).await?;
         }
         Ok(())
     }
@@ -193,10 +206,10 @@ impl ReplicaLog {
         entries: Vec<Entry>,
         done: impl FnOnce(Result<(), StoreError>) + Send + 'static,
     ) -> Result<(), StoreError> {
-        let mut end = None;
+        let mut last = None;
         let mut rest = entries.as_slice();
         while let Some(first) = rest.first() {
-            let (now, later) = rest.split_at(one_frame(rest, self.log.frame_bytes()));
+            let (now, later) = rest.split_at(one_frame(rest, self.shared().frame_bytes()));
             rest = later;
             let mut payloads = PayloadsBuf::default();
             now.iter().for_each(|entry| payloads.push(&entry.payload));
@@ -210,7 +223,7 @@ impl ReplicaLog {
                     payloads,
                 )))
             };
-            let span = self
+            last = self
                 .append_with(make, |live, _| {
                     live.committed_said = live.state.committed_index();
                     for entry in now {
@@ -218,13 +231,15 @@ impl ReplicaLog {
                     }
                 })
                 .await?;
-            end = span.map(|span| span.end);
         }
-        match end {
-            Some(end) => self.log.when_durable(end, Box::new(done)),
+        match last {
+            // What of them was appended before it moved here is on the device.
+            Some((place, span)) => {
+                place.log.when_durable(span.end, Box::new(done));
+                place.replica.trim_cache(place.log.cache_cut());
+            }
             None => done(Ok(())),
         }
-        self.replica.trim_cache(self.log.cache_cut());
         Ok(())
     }
 
@@ -282,16 +297,19 @@ impl ReplicaLog {
     /// # Errors
     /// As [`ReplicaLog::purge`].
     pub async fn purge_durably(&self, through: EntryId) -> Result<(), StoreError> {
-        // Where it was purged before, that may not be durable yet.
-        let end = match self.append_purge(through).await? {
-            Some(span) => span.end,
-            None => self.log.log.appended(),
+        let (place, end) = match self.append_purge(through).await? {
+            Some((place, span)) => (place, span.end),
+            // Where it was purged before, that may not be durable yet.
+            None => {
+                let place = self.place();
+                let end = place.log.log.appended();
+                (place, end)
+            }
         };
-        self.log.log.wait_async(end, Level::Disk).await?;
-        Ok(())
+        place.wait_async(end).await
     }
 
-    async fn append_purge(&self, through: EntryId) -> Result<Option<Span>, StoreError> {
+    async fn append_purge(&self, through: EntryId) -> Result<Option<Appended>, StoreError> {
         self.append_saying(|state| {
             let purged = state.purged.is_some_and(|purged| purged.index >= through.index);
             Ok((!purged).then_some(StreamFrame::Purge(through)))
@@ -302,14 +320,15 @@ impl ReplicaLog {
     /// Notes what is committed. It becomes durable with the next entries, or with the next call of
     /// [`NodeLog::maintain`](crate::NodeLog::maintain): it is a hint.
     pub fn save_committed(&self, id: EntryId) {
-        let mut live = self.replica.live.lock();
+        let place = self.place();
+        let mut live = place.replica.live.lock();
         let last = live.state.last.map(|last| last.index);
         live.state.commit(last.map(|last| last.min(id.index)));
     }
 
     /// Appends what is committed, if no frame says so yet.
     pub(super) async fn say_committed(&self) -> Result<(), StoreError> {
-        if self.replica.live.lock().has_said_committed() {
+        if self.place().replica.live.lock().has_said_committed() {
             return Ok(());
         }
         let make = |state: &StreamState| {
@@ -330,14 +349,13 @@ impl ReplicaLog {
     /// # Errors
     /// [`StoreError::Removed`], the log's, and those of [`ReplicaLog::read`].
     pub async fn rewrite(&self, entries: bool) -> Result<u64, StoreError> {
-        let identity = self.replica.identity;
-        let say = |state: &StreamState| Ok(Some(StreamFrame::State(state.as_frame(identity))));
-        let Some(said) = self.append_saying(say).await? else {
+        let say = |state: &StreamState| Ok(state.as_frame().map(StreamFrame::State));
+        let Some((place, said)) = self.append_saying(say).await? else {
             return Ok(0);
         };
         let mut bytes = said.end - said.start;
         let runs: Vec<Run> = match entries {
-            true => self.replica.live.lock().state.index.runs_from(0).collect(),
+            true => place.replica.live.lock().state.index.runs_from(0).collect(),
             false => Vec::new(),
         };
         for run in runs.into_iter().filter(|run| run.lsn < said.start) {
@@ -349,12 +367,12 @@ impl ReplicaLog {
             let mut payloads = PayloadsBuf::default();
             read.iter().for_each(|entry| payloads.push(&entry.payload));
             let make = |state: &StreamState| {
-                // Not if other entries took their place, or some are gone.
+                // Not if other entries took their place, some are gone, or it has moved.
                 let same = state.index.run_of(run.first) == Some(run);
                 let frame = || entries_frame(state, run.first, first.id.leader, payloads.payloads());
                 Ok(same.then(frame))
             };
-            if let Some(span) = self.append_saying(make).await? {
+            if let Some((_, span)) = self.append_saying(make).await? {
                 bytes += span.end - span.start;
             }
         }
@@ -365,9 +383,9 @@ impl ReplicaLog {
     async fn append_saying<'f>(
         &self,
         make: impl FnMut(&StreamState) -> Result<Option<StreamFrame<'f>>, StoreError>,
-    ) -> Result<Option<Span>, StoreError> {
+    ) -> Result<Option<Appended>, StoreError> {
         let mut oldest = 0;
-        let span = self
+        let appended = self
             .append_with(make, |live, _| {
                 if let Some(purged) = live.state.purged {
                     live.cache.drop_below(purged.index + 1);
@@ -375,53 +393,66 @@ impl ReplicaLog {
                 oldest = live.state.oldest_needed();
             })
             .await?;
-        if let Some(span) = span {
-            let (log, replica) = (self.log.log.clone(), Arc::clone(&self.replica));
+        if let Some((place, span)) = &appended {
+            let pinned = Arc::clone(place);
             let pin = move |answer: Result<(), StoreError>| {
                 if answer.is_ok() {
-                    replica.pin(&log, oldest);
+                    pinned.replica.pin(&pinned.log.log, oldest);
                 }
             };
-            self.log.when_durable(span.end, Box::new(pin));
+            place.log.when_durable(span.end, Box::new(pin));
         }
-        Ok(span)
+        Ok(appended)
     }
 
     /// Appends the frame that `make` makes of the state, if any, and changes the state by it; then
     /// `applied` is called. All that under the replica's lock, which is not held while room is
     /// awaited: `make` is called again then. Where the disk is full, nothing was appended.
-    async fn append_with<'f>(
+    pub(super) async fn append_with<'f>(
         &self,
         mut make: impl FnMut(&StreamState) -> Result<Option<StreamFrame<'f>>, StoreError>,
         mut applied: impl FnMut(&mut Live, Span),
-    ) -> Result<Option<Span>, StoreError> {
+    ) -> Result<Option<Appended>, StoreError> {
         let mut is_said = false;
         loop {
+            let place = self.place();
+            // Before the lock: it may be notified as soon as that is free.
+            let resumed = place.replica.resumed.notified();
             let appended = {
-                let mut live = self.replica.live.lock();
+                let mut live = place.replica.live.lock();
                 let live = &mut *live;
                 if live.state.removed {
                     let replica = self.replica();
                     return Err(StoreError::Removed { replica });
                 }
-                let Some(frame) = make(&live.state)? else {
-                    return Ok(None);
-                };
-                let prev = live.state.last_frame;
-                frame.encode(prev, &mut live.payload);
-                match self.log.append(self.replica.stream, &frame, &live.payload) {
-                    Ok(span) => {
-                        live.state.apply(prev, &frame, span);
-                        debug_assert_eq!(live.state.contradiction, None);
-                        applied(live, span);
-                        return Ok(Some(span));
+                match live.presence {
+                    Presence::Here => {
+                        let Some(frame) = make(&live.state)? else {
+                            return Ok(None);
+                        };
+                        let prev = live.state.last_frame;
+                        frame.encode(prev, &mut live.payload);
+                        match place.log.append(place.replica.stream, &frame, &live.payload) {
+                            Ok(span) => {
+                                live.state.apply(prev, &frame, span);
+                                debug_assert_eq!(live.state.contradiction, None);
+                                applied(live, span);
+                                return Ok(Some((Arc::clone(&place), span)));
+                            }
+                            Err(LogError::WouldBlock) => Ok(Some(live.payload.len())),
+                            Err(error) => Err(error),
+                        }
                     }
-                    Err(LogError::WouldBlock) => Ok(live.payload.len()),
-                    Err(error) => Err(error),
+                    Presence::Waiting => Ok(None),
+                    Presence::Gone => continue,
                 }
             };
             let room = match appended {
-                Ok(len) => self.log.log.room(len).await,
+                Ok(Some(len)) => place.log.log.room(len).await,
+                Ok(None) => {
+                    resumed.await;
+                    continue;
+                }
                 Err(error) => Err(error),
             };
             match room {
@@ -434,7 +465,8 @@ impl ReplicaLog {
     /// As [`ReplicaLog::read_up_to`], if all those entries are in memory. Does not block.
     #[must_use]
     pub fn read_cached(&self, range: Range<u64>, bytes: u64) -> Option<Vec<Entry>> {
-        let live = self.replica.live.lock();
+        let place = self.place();
+        let live = place.replica.live.lock();
         let plan = Plan::of(&live, range, bytes);
         plan.pieces.is_empty().then_some(plan.cached)
     }
@@ -455,11 +487,17 @@ impl ReplicaLog {
     /// As [`ReplicaLog::read`].
     pub fn read_up_to(&self, range: Range<u64>, bytes: u64) -> Result<Vec<Entry>, StoreError> {
         loop {
-            let plan = Plan::of(&self.replica.live.lock(), range.clone(), bytes);
+            let place = self.place();
+            let plan = Plan::of(&place.replica.live.lock(), range.clone(), bytes);
             let mut entries = Vec::new();
             let mut gone = None;
             for piece in &plan.pieces {
-                match self.read_piece(piece, &mut entries) {
+                match read_piece(&place, piece, &mut entries) {
+                    // All of it may be gone with the replica.
+                    Err(StoreError::Log(error)) if place.is_gone() => {
+                        gone = Some((piece.range.start, error));
+                        break;
+                    }
                     Err(StoreError::Log(error @ LogError::Missing { .. })) => {
                         gone = Some((piece.range.start, error));
                         break;
@@ -471,8 +509,11 @@ impl ReplicaLog {
                 entries.extend(plan.cached);
                 return Ok(entries);
             };
+            if place.is_gone() {
+                continue;
+            }
             // The log let go of them: they were purged since, or truncated, or stand elsewhere.
-            let same = Plan::of(&self.replica.live.lock(), first..first + 1, u64::MAX);
+            let same = Plan::of(&place.replica.live.lock(), first..first + 1, u64::MAX);
             if same
                 .pieces
                 .first()
@@ -483,87 +524,62 @@ impl ReplicaLog {
         }
     }
 
-    fn read_piece(&self, piece: &PlannedPiece, to: &mut Vec<Entry>) -> Result<(), StoreError> {
-        let misplaced = |found: String| StoreError::Misplaced {
-            replica: self.replica(),
-            lsn: piece.lsn,
-            expected: format!("the entries {:?} of {}", piece.range, piece.leader),
-            found,
-        };
-        // A rewrite that is not durable yet, of entries that are not in memory.
-        if piece.frame_end > self.log.log.durable() {
-            self.log.log.wait(piece.frame_end, Level::Disk)?;
-        }
-        let frame = self.log.log.get(piece.lsn)?;
-        if frame.stream != self.replica.stream {
-            return Err(misplaced(format!("a frame of stream {}", frame.stream)));
-        }
-        let (lsn, stream) = (frame.start, frame.stream);
-        let decoded = StreamFrame::decode(frame.kind, &frame.payload);
-        let (_, content) = decoded.map_err(|error| StoreError::Frame { lsn, stream, error })?;
-        let StreamFrame::Entries(entries) = content else {
-            return Err(misplaced(format!("a frame of kind {}", frame.kind)));
-        };
-        let end = entries.first + u64::from(entries.payloads.count());
-        if entries.leader != piece.leader || entries.first > piece.range.start || end < piece.range.end {
-            let found = format!("the entries {:?} of {}", entries.first..end, entries.leader);
-            return Err(misplaced(found));
-        }
-        let skip = piece.range.start - entries.first;
-        let payloads = entries.payloads.iter().skip(skip as usize);
-        to.extend(piece.range.clone().zip(payloads).map(|(index, payload)| Entry {
-            id: EntryId {
-                leader: piece.leader,
-                index,
-            },
-            payload: payload.into(),
-        }));
-        Ok(())
-    }
-
     /// What its live frames with entries take in the log, and from where on it holds the log.
     pub(super) fn weight(&self) -> (u64, Lsn) {
-        let bytes = self.replica.live.lock().state.index.bytes();
-        (bytes, self.replica.pinned())
+        let replica = &self.place().replica;
+        let bytes = replica.live.lock().state.index.bytes();
+        (bytes, replica.pinned())
     }
 
     /// The last entry that the log keeps only for those that are known to lack it, and the last that it
     /// keeps for none of them.
     pub(crate) fn dispensable(&self) -> (Option<u64>, Option<u64>) {
-        let cuts = self.log.cuts();
-        let live = self.replica.live.lock();
+        let place = self.place();
+        let cuts = place.log.cuts();
+        let live = place.replica.live.lock();
         let index = &live.state.index;
         (index.last_below(cuts.soft), index.last_below(cuts.hard))
     }
 
     /// Wakes who purges the replica if it has entries in frames below.
     pub(super) fn want_purge_below(&self, lsn: Lsn) {
-        let oldest = self.replica.live.lock().state.index.oldest_frame();
+        let replica = &self.place().replica;
+        let oldest = replica.live.lock().state.index.oldest_frame();
         if oldest.is_some_and(|oldest| oldest < lsn) {
-            self.replica.wanted.notify_one();
+            replica.wanted.notify_one();
         }
     }
 
     /// Waits until entries are to be purged if that is possible.
     pub(crate) async fn purge_wanted(&self) {
-        self.replica.wanted.notified().await;
+        // The same in all logs.
+        let wanted = Arc::clone(&self.place().replica.wanted);
+        wanted.notified().await;
     }
 
     /// Notes why the log has entries of the replica.
     pub(crate) fn note_holding(&self, holding: Holding) {
-        self.replica.set_holding(holding);
+        self.place().replica.set_holding(holding);
+    }
+
+    /// The name by which it holds its log.
+    pub(crate) fn holder(&self) -> String {
+        self.place().replica.holder().to_owned()
     }
 
     /// Why the log has entries of the replica.
     pub(crate) fn holding(&self) -> Holding {
-        self.replica.holding()
+        self.place().replica.holding()
     }
 
     /// The oldest frame that says something else than entries.
     pub(super) fn said_at(&self) -> Option<Lsn> {
-        self.replica.live.lock().state.said_at()
+        self.place().replica.live.lock().state.said_at()
     }
 }
+
+/// Where a frame was appended.
+pub(super) type Appended = (Arc<Place>, Span);
 
 /// Where entries are to be had from: first some from the log, then some from memory.
 struct Plan {
@@ -610,6 +626,44 @@ impl Plan {
         }
         Self { pieces, cached }
     }
+}
+
+fn read_piece(place: &Place, piece: &PlannedPiece, to: &mut Vec<Entry>) -> Result<(), StoreError> {
+    let misplaced = |found: String| StoreError::Misplaced {
+        replica: place.replica.identity.replica,
+        lsn: piece.lsn,
+        expected: format!("the entries {:?} of {}", piece.range, piece.leader),
+        found,
+    };
+    // A rewrite that is not durable yet, of entries that are not in memory.
+    if piece.frame_end > place.log.log.durable() {
+        place.log.log.wait(piece.frame_end, collie_log::Level::Disk)?;
+    }
+    let frame = place.log.log.get(piece.lsn)?;
+    if frame.stream != place.replica.stream {
+        return Err(misplaced(format!("a frame of stream {}", frame.stream)));
+    }
+    let (lsn, stream) = (frame.start, frame.stream);
+    let decoded = StreamFrame::decode(frame.kind, &frame.payload);
+    let (_, content) = decoded.map_err(|error| StoreError::Frame { lsn, stream, error })?;
+    let StreamFrame::Entries(entries) = content else {
+        return Err(misplaced(format!("a frame of kind {}", frame.kind)));
+    };
+    let end = entries.first + u64::from(entries.payloads.count());
+    if entries.leader != piece.leader || entries.first > piece.range.start || end < piece.range.end {
+        let found = format!("the entries {:?} of {}", entries.first..end, entries.leader);
+        return Err(misplaced(found));
+    }
+    let skip = piece.range.start - entries.first;
+    let payloads = entries.payloads.iter().skip(skip as usize);
+    to.extend(piece.range.clone().zip(payloads).map(|(index, payload)| Entry {
+        id: EntryId {
+            leader: piece.leader,
+            index,
+        },
+        payload: payload.into(),
+    }));
+    Ok(())
 }
 
 /// How many of these entries go into one frame: of one leader, and not too long.

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use crate::ids::{GroupId, ReplicaId};
 use crate::raftlog::completion::{Completion, Done};
 use crate::raftlog::error::StoreError;
-use crate::raftlog::frames::{Directory, Listed, NODE_STREAM, STREAMS, StreamFrame, Tombstone};
+use crate::raftlog::frames::{Directory, Listed, NODE_STREAM, STREAMS, State, StreamFrame, Tombstone};
 use crate::raftlog::limit::{Cuts, Limit, used};
 use crate::raftlog::options::NodeLogOptions;
 use crate::raftlog::recovery::{QUARANTINED, Quarantined, Recovered, Recovery};
@@ -59,6 +59,8 @@ pub(super) struct NodeLogInner {
 pub(super) struct Registry {
     /// By stream.
     replicas: BTreeMap<u32, Arc<ReplicaStream>>,
+    /// Copies of replicas that are in other logs until these are complete. No directory names them.
+    coming: BTreeMap<u32, Arc<ReplicaStream>>,
     pub(super) quarantined: Vec<Quarantined>,
     pub(super) tombstones: BTreeMap<ReplicaId, GroupId>,
     pub(super) tombstones_lost: bool,
@@ -175,27 +177,37 @@ impl NodeLogInner {
         self.node.lock().replicas.values().cloned().collect()
     }
 
+    /// Begins a stream with this state.
     pub(super) fn try_create(
         &self,
-        identity: StreamIdentity,
+        first: State,
         payload: &mut Vec<u8>,
     ) -> Result<(Arc<ReplicaStream>, Span), StoreError> {
         // Held until the replica is listed: no directory behind its first frame leaves it out.
         let mut node = self.node.lock();
-        let (group, id) = (identity.group, identity.replica);
-        if node.replica(id).is_some() {
+        let (group, id) = (first.group, first.replica);
+        if node.stream_of(id).is_some() {
             return Err(StoreError::Exists { group, replica: id });
         }
         node.check_absent(id)?;
         let stream = node.free_stream(self.log.oldest())?;
         let mut state = StreamState::default();
-        let frame = StreamFrame::State(state.as_frame(identity));
+        let frame = StreamFrame::State(first);
         frame.encode(0, payload);
         let span = self.append(stream, &frame, payload)?;
         state.apply(0, &frame, span);
+        let identity = StreamIdentity {
+            group,
+            replica: id,
+            generation: first.generation,
+        };
         let replica = Arc::new(ReplicaStream::new(stream, identity, state));
         replica.pin(&self.log, span.start);
-        node.replicas.insert(stream, Arc::clone(&replica));
+        let all = match first.is_coming() {
+            true => &mut node.coming,
+            false => &mut node.replicas,
+        };
+        all.insert(stream, Arc::clone(&replica));
         node.last_stream = stream;
         Ok((replica, span))
     }
@@ -213,7 +225,7 @@ impl NodeLogInner {
             return Ok(None);
         }
         let frame = StreamFrame::Tombstone(tombstone);
-        let span = match node.replica(tombstone.replica) {
+        let span = match node.stream_of(tombstone.replica) {
             Some(replica) => {
                 let mut live = replica.live.lock();
                 let prev = live.state.last_frame;
@@ -221,9 +233,9 @@ impl NodeLogInner {
                 let span = self.append_to_log(replica.stream, frame.kind(), payload, wait)?;
                 live.state.apply(prev, &frame, span);
                 drop(live);
-                node.replicas.remove(&replica.stream);
-                node.retired.insert(replica.stream, span.start);
-                node.buried.push(replica);
+                // What waits for the end of a move.
+                replica.resumed.notify_waiters();
+                node.retire(replica, span.start);
                 span
             }
             None => {
@@ -234,18 +246,11 @@ impl NodeLogInner {
             }
         };
         node.tombstones.insert(tombstone.replica, tombstone.group);
-        let quarantined = node
-            .quarantined
-            .iter()
-            .position(|lost| lost.replica == tombstone.replica);
-        if let Some(at) = quarantined {
-            let lost = node.quarantined.remove(at);
-            // Its frames are damaged: which is the last is not known.
-            node.retired.insert(lost.stream, QUARANTINED);
+        if let Some(holder) = node.let_go_of_quarantined(tombstone.replica) {
             let log = self.log.clone();
             let release = move |answer: Result<(), StoreError>| {
                 if answer.is_ok() {
-                    log.release(&lost.holder());
+                    log.release(&holder);
                 }
             };
             drop(node);
@@ -360,17 +365,92 @@ impl Registry {
             log.retain(&lost.holder(), lost.oldest);
         }
         for (stream, identity, state) in recovered.replicas {
-            let oldest = state.oldest_needed();
+            let (oldest, is_coming) = (state.oldest_needed(), state.coming);
             let replica = ReplicaStream::new(stream, identity, state);
             replica.pin(log, oldest);
-            node.replicas.insert(stream, Arc::new(replica));
+            let all = match is_coming {
+                true => &mut node.coming,
+                false => &mut node.replicas,
+            };
+            all.insert(stream, Arc::new(replica));
         }
         node
     }
 
     pub(super) fn replica(&self, id: ReplicaId) -> Option<Arc<ReplicaStream>> {
-        let mut replicas = self.replicas.values();
-        replicas.find(|replica| replica.identity.replica == id).cloned()
+        find(&self.replicas, id)
+    }
+
+    /// A replica that is here, or comes here.
+    pub(super) fn stream_of(&self, id: ReplicaId) -> Option<Arc<ReplicaStream>> {
+        self.replica(id).or_else(|| find(&self.coming, id))
+    }
+
+    /// The replicas of which copies are not complete.
+    pub(super) fn coming(&self) -> Vec<(GroupId, ReplicaId)> {
+        let coming = self.coming.values();
+        let coming = coming.map(|replica| (replica.identity.group, replica.identity.replica));
+        let lost = self.quarantined.iter().filter(|lost| lost.coming);
+        coming.chain(lost.map(|lost| (lost.group, lost.replica))).collect()
+    }
+
+    /// The replicas that are here and the generations of their streams.
+    pub(super) fn generations(&self) -> Vec<(ReplicaId, u32)> {
+        let whole = self.replicas.values().map(|replica| {
+            let live = replica.live.lock();
+            let generation = live.state.identity.map_or(0, |identity| identity.generation);
+            (replica.identity.replica, generation)
+        });
+        // Without an id, no frame is left that says whose it is.
+        let lost = self.quarantined.iter();
+        let lost = lost.filter(|lost| !lost.coming && lost.replica != 0);
+        whole
+            .chain(lost.map(|lost| (lost.replica, lost.generation)))
+            .collect()
+    }
+
+    /// Quarantines the copy of a replica that is in no other log.
+    pub(super) fn quarantine_copy(&mut self, id: ReplicaId) -> Option<(Arc<ReplicaStream>, Quarantined)> {
+        let copy = find(&self.coming, id)?;
+        self.coming.remove(&copy.stream);
+        let oldest = copy.live.lock().state.oldest_needed();
+        let lost = Quarantined {
+            group: copy.identity.group,
+            replica: id,
+            lost: "it was being copied from another log, which is not there".to_owned(),
+            stream: copy.stream,
+            generation: copy.identity.generation,
+            coming: true,
+            oldest,
+        };
+        self.quarantined.push(lost.clone());
+        Some((copy, lost))
+    }
+
+    /// The copy of a replica is complete; `false` if it was removed meanwhile.
+    pub(super) fn has_come(&mut self, replica: &Arc<ReplicaStream>) -> bool {
+        let copy = self.coming.remove(&replica.stream);
+        copy.is_some_and(|copy| self.replicas.insert(replica.stream, copy).is_none())
+    }
+
+    /// Lets go of a replica that is quarantined here and is in another log. Returns how it holds the log.
+    pub(super) fn let_go_of_quarantined(&mut self, id: ReplicaId) -> Option<String> {
+        let mut lost = self.quarantined.iter();
+        let at = lost.position(|lost| lost.replica == id)?;
+        let lost = self.quarantined.remove(at);
+        // Its frames are damaged: which is the last is not known.
+        self.retired.insert(lost.stream, QUARANTINED);
+        Some(lost.holder())
+    }
+
+    /// Lets a stream go, once a directory that leaves it out is durable.
+    pub(super) fn retire(&mut self, replica: Arc<ReplicaStream>, last_frame: Lsn) {
+        let stream = replica.stream;
+        let was_here = self.replicas.remove(&stream).or(self.coming.remove(&stream));
+        if was_here.is_some() {
+            self.retired.insert(stream, last_frame);
+            self.buried.push(replica);
+        }
     }
 
     /// Refuses ids that were here.
@@ -393,6 +473,7 @@ impl Registry {
         self.retired.retain(|_, last_frame| *last_frame >= oldest);
         let taken = |stream: &u32| {
             self.replicas.contains_key(stream)
+                || self.coming.contains_key(stream)
                 || self.retired.contains_key(stream)
                 || self.quarantined.iter().any(|lost| lost.stream == *stream)
         };
@@ -402,9 +483,14 @@ impl Registry {
     }
 }
 
+fn find(streams: &BTreeMap<u32, Arc<ReplicaStream>>, id: ReplicaId) -> Option<Arc<ReplicaStream>> {
+    let mut replicas = streams.values();
+    replicas.find(|replica| replica.identity.replica == id).cloned()
+}
+
 impl Quarantined {
     /// How it holds the log.
-    fn holder(&self) -> String {
+    pub(super) fn holder(&self) -> String {
         format!(
             "raft/quarantined replica {} of group {}, stream {}",
             self.replica, self.group, self.stream

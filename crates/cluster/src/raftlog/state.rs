@@ -2,7 +2,7 @@
 //! builds the state from the frames of the stream, and an open log changes it by the same frames: there is
 //! one reading of them.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use collie_log::{Log, Lsn, Span};
 use parking_lot::Mutex;
@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 
 use crate::ids::{EntryId, GroupId, ReplicaId, Vote};
 use crate::raftlog::frames::{Entries, Listed, State, StreamFrame};
+use crate::raftlog::home::Home;
 use crate::raftlog::index::{Cache, Index, Run};
 use crate::transport::wire::NodeId;
 
@@ -47,6 +48,8 @@ pub(super) struct StreamState {
     last_is_known: bool,
     /// The tombstone.
     pub(super) removed: bool,
+    /// It is a copy that is not complete: the replica is in another log.
+    pub(super) coming: bool,
     /// Everything of the stream below this LSN was read, or is known to be missing.
     pub(super) proven: Lsn,
     /// Where it began anew when frames were missing, or with the first frame that was read.
@@ -107,6 +110,7 @@ impl StreamState {
             identity: self.identity,
             named_at: self.named_at,
             removed: self.removed,
+            coming: self.coming,
             contradiction: self.contradiction.take(),
             ..Self::default()
         };
@@ -205,6 +209,7 @@ impl StreamState {
         if let Some(identity) = &mut self.identity {
             identity.generation = state.generation;
         }
+        self.coming = state.is_coming();
         if self.last_is_known && self.last != state.last {
             return Err(format!(
                 "says that the last entry is {}, not {}",
@@ -262,9 +267,10 @@ impl StreamState {
         Some(EntryId { leader, index })
     }
 
-    /// What a state frame says of it now.
-    pub(super) fn as_frame(&self, identity: StreamIdentity) -> State {
-        State {
+    /// What a state frame says of it now; none where it is not known whose it is.
+    pub(super) fn as_frame(&self) -> Option<State> {
+        let identity = self.identity?;
+        Some(State {
             group: identity.group,
             replica: identity.replica,
             generation: identity.generation,
@@ -273,7 +279,7 @@ impl StreamState {
             purged: self.purged,
             committed: self.committed(),
             vote: self.vote,
-        }
+        })
     }
 
     /// The oldest frame that must stay in the log.
@@ -338,18 +344,43 @@ pub(super) struct ReplicaStream {
     pub(super) stream: u32,
     pub(super) identity: StreamIdentity,
     pub(super) live: Mutex<Live>,
+    /// Notified when appends may go on that waited for a move.
+    pub(super) resumed: Notify,
+    /// What its handles share.
+    pub(super) home: Mutex<Weak<Home>>,
     holder: String,
     /// From where on it holds the log. Locked after `live`.
     pinned: Mutex<Lsn>,
     /// Why, as who purges it last saw.
     holding: Mutex<Holding>,
     /// Wakes who purges it.
-    pub(super) wanted: Notify,
+    pub(super) wanted: Arc<Notify>,
 }
 
-/// The name by which a replica holds the log.
-pub(crate) fn replica_holder(replica: ReplicaId, group: GroupId) -> String {
-    format!("raft/replica {replica} of group {group}")
+/// Whether a replica is in this log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Presence {
+    #[default]
+    Here,
+    /// It moves: nothing is appended until it is known where it is.
+    Waiting,
+    /// It is in another log.
+    Gone,
+}
+
+impl StreamIdentity {
+    /// The name by which a replica holds the log: another one for each copy that is made there.
+    fn holder(&self, stream: u32) -> String {
+        let Self {
+            group,
+            replica,
+            generation,
+        } = self;
+        match generation {
+            0 => format!("raft/replica {replica} of group {group}"),
+            _ => format!("raft/replica {replica} of group {group}, stream {stream}"),
+        }
+    }
 }
 
 /// What changes with every frame.
@@ -361,6 +392,7 @@ pub(super) struct Live {
     pub(super) payload: Vec<u8>,
     /// What the last frame said is committed.
     pub(super) committed_said: Option<u64>,
+    pub(super) presence: Presence,
 }
 
 impl ReplicaStream {
@@ -373,10 +405,12 @@ impl ReplicaStream {
                 state,
                 ..Live::default()
             }),
-            holder: replica_holder(identity.replica, identity.group),
+            holder: identity.holder(stream),
             pinned: Mutex::new(0),
             holding: Mutex::default(),
-            wanted: Notify::new(),
+            wanted: Arc::default(),
+            resumed: Notify::new(),
+            home: Mutex::default(),
         }
     }
 
@@ -422,7 +456,7 @@ impl ReplicaStream {
             stream: self.stream,
             group: self.identity.group,
             replica: self.identity.replica,
-            generation: self.identity.generation,
+            generation: live.state.identity.map_or(0, |identity| identity.generation),
             last_frame: live.state.last_frame,
             oldest: Some(live.state.oldest_needed_once_named()),
         };

@@ -16,9 +16,12 @@ use crate::{from_env, ways};
 const OPERATIONS: usize = 12;
 
 /// Runs a program, and opens what a crash at each of its moments leaves. Returns how many images.
-fn images_of(layout: Layout, seed: u64) -> u64 {
+fn images_of(layout: Layout, moves: bool, seed: u64) -> u64 {
     let mut rng = Rng::new(seed);
-    let setup = Setup::random(layout, &mut rng);
+    let setup = Setup {
+        moves,
+        ..Setup::random(layout, &mut rng)
+    };
     let mut node = Node::start(setup, SimDevice::new(seed));
     node.flush();
     let history = Arc::clone(&node.history);
@@ -50,7 +53,7 @@ fn images_of(layout: Layout, seed: u64) -> u64 {
                 store.quarantined()
             );
             let plain = found(&store, 1..=highest);
-            let verdict = node.history.lock().unwrap().judge(layout, snapshot.tag(), &plain);
+            let verdict = node.history.lock().unwrap().judge(&setup, snapshot.tag(), &plain);
             verdict.unwrap_or_else(|wrong| panic!("{context}: {wrong}"));
             if images % 8 == 0 {
                 let again = device.snapshot().process_death().device();
@@ -64,27 +67,35 @@ fn images_of(layout: Layout, seed: u64) -> u64 {
     images
 }
 
-fn images(layout: Layout) {
+fn images(layout: Layout, moves: bool) {
     let wanted = from_env("COLLIE_IMAGES", 1_500);
     let (mut images, mut seed) = (0, from_env("COLLIE_SEED", 1));
     while images < wanted {
-        images += images_of(layout, seed);
+        images += images_of(layout, moves, seed);
         seed += 1;
     }
-    println!("figures: {images} images, layout {layout:?}");
+    println!("figures: {images} images, layout {layout:?}, with moves: {moves}");
 }
 
 #[test]
 fn a_crash_anywhere_keeps_acknowledged_entries_of_one_log() {
-    images(Layout::Shared);
+    images(Layout::Shared, false);
 }
 
 #[test]
 fn a_crash_anywhere_keeps_acknowledged_entries_of_many_logs() {
-    images(Layout::PerDisk);
+    images(Layout::PerDisk, false);
 }
 
 #[test]
 fn a_crash_anywhere_keeps_what_was_acknowledged_in_private_logs() {
-    images(Layout::Private);
+    images(Layout::Private, false);
+}
+
+/// Each program begins in one layout, and moves replicas to others.
+#[test]
+fn a_crash_anywhere_finds_a_replica_that_moves_in_one_log() {
+    for layout in [Layout::Shared, Layout::PerDisk, Layout::Private] {
+        images(layout, true);
+    }
 }

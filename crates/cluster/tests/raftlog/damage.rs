@@ -46,7 +46,7 @@ fn closed(seed: u64, operations: usize) -> Closed {
         node.step(&mut rng);
     }
     let (plain, highest, device) = (node.plain(), node.highest, node.device.clone());
-    node.store.close().unwrap();
+    node.close();
     left(device.snapshot().process_death(), plain, highest)
 }
 

@@ -1,15 +1,16 @@
 //! A program of random operations on a node's logs, beside a plain map of what they should hold.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::path::PathBuf;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use collie_cluster::testing::{Entry, EntryId, LeaderId, NodeStore, ReplicaId, ReplicaLog, StoreError, Vote};
 use collie_cluster::{Layout, NodeLogOptions, NodeStoreOptions};
-use collie_log::{Level, LogOptions, RingMode, WritePath};
+use collie_log::{Level, LogError, LogOptions, RingMode, WritePath};
 use collie_sim::{Rng, SimDevice, VOLATILE_DIR};
 
 use crate::plain::{Here, Known, Plain, found};
@@ -27,6 +28,8 @@ pub(crate) struct Setup {
     pub(crate) cache_bytes: u64,
     pub(crate) log_limit: u64,
     pub(crate) free_min: u64,
+    /// Whether replicas move to other logs meanwhile.
+    pub(crate) moves: bool,
 }
 
 impl Setup {
@@ -39,6 +42,7 @@ impl Setup {
             cache_bytes: 1 << 20,
             log_limit: 1 << 30,
             free_min: 0,
+            moves: false,
         }
     }
 
@@ -50,6 +54,7 @@ impl Setup {
             cache_bytes: if rng.coin() { 2_000 } else { 1 << 20 },
             log_limit: if rng.coin() { 200 << 10 } else { 1 << 30 },
             free_min: 0,
+            moves: false,
         }
     }
 
@@ -91,7 +96,7 @@ impl Setup {
     }
 
     fn disks(&self) -> Vec<PathBuf> {
-        let disks = if self.layout == Layout::PerDisk { 2 } else { 1 };
+        let disks = if self.moves || self.layout == Layout::PerDisk { 2 } else { 1 };
         (0..disks).map(|disk| format!("/disk{disk}").into()).collect()
     }
 }
@@ -126,10 +131,11 @@ impl History {
 
     /// Whether a node may hold this after a crash at a moment: of each replica a state that was
     /// acknowledged, or one after it; in one log, of all replicas of one moment.
-    pub(crate) fn judge(&self, layout: Layout, moment: u64, found: &Plain) -> Result<(), String> {
+    pub(crate) fn judge(&self, setup: &Setup, moment: u64, found: &Plain) -> Result<(), String> {
+        let is_one_log = setup.layout == Layout::Shared && !setup.moves;
         let moment = &self.moments[usize::try_from(moment).unwrap()];
         let acknowledged = |id: &ReplicaId| moment.acknowledged.get(id).copied().unwrap_or(0);
-        if layout == Layout::Shared {
+        if is_one_log {
             let from = moment.acknowledged.values().copied().max().unwrap_or(0);
             let states = &self.states[from..=moment.begun];
             if states.iter().any(|state| state == found) {
@@ -148,20 +154,23 @@ impl History {
                 ));
             }
         }
-        match layout {
-            Layout::Shared => {
-                Err("each replica is as it was at some moment, but not all at the same".to_owned())
-            }
-            _ => Ok(()),
+        match is_one_log {
+            true => Err("each replica is as it was at some moment, but not all at the same".to_owned()),
+            false => Ok(()),
         }
     }
 }
+
+type Moving = Pin<Box<dyn Future<Output = Result<bool, StoreError>>>>;
 
 /// A node under way.
 pub(crate) struct Node {
     pub(crate) setup: Setup,
     pub(crate) device: SimDevice,
-    pub(crate) store: NodeStore,
+    pub(crate) store: Arc<NodeStore>,
+    /// The replica that moves to another log, and how.
+    moving: RefCell<Option<(ReplicaId, Moving)>>,
+    pub(crate) moved: RefCell<u64>,
     pub(crate) history: Arc<Mutex<History>>,
     /// By group, its replica on this node.
     replicas: Vec<ReplicaId>,
@@ -190,7 +199,9 @@ impl Node {
         let store = setup.open(&device).unwrap();
         Self {
             setup,
-            store,
+            store: Arc::new(store),
+            moving: RefCell::default(),
+            moved: RefCell::default(),
             device,
             history: Arc::new(Mutex::new(History {
                 states: vec![plain],
@@ -234,13 +245,63 @@ impl Node {
                 return done;
             }
             self.flush();
+            self.go_on_moving();
         }
         panic!("it never ends");
     }
 
+    /// Goes on with the move that is under way, if one is.
+    fn go_on_moving(&self) {
+        let mut moving = self.moving.borrow_mut();
+        let Some((id, future)) = moving.as_mut() else { return };
+        let id = *id;
+        if let Poll::Ready(done) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            *moving = None;
+            match done {
+                Ok(is_elsewhere) => *self.moved.borrow_mut() += u64::from(is_elsewhere),
+                Err(error) => {
+                    let is_removed = self.plain().get(&id) == Some(&Known::Removed);
+                    let is_full = matches!(error, StoreError::Full { .. });
+                    assert!(is_removed || is_full, "replica {id} does not move: {error}");
+                }
+            }
+        }
+    }
+
+    /// Begins to move a replica to where a layout has it, or goes on with the move under way.
+    fn move_replica(&self, group: u64, rng: &mut Rng) {
+        if self.moving.borrow().is_none() {
+            let id = self.replicas[group as usize];
+            let layouts = [Layout::Shared, Layout::PerDisk, Layout::Private];
+            let (store, disk) = (Arc::clone(&self.store), (group % 2) as usize);
+            store.set_layout(layouts[rng.index(3)]);
+            let moving = async move { store.move_replica(id, disk, &|| true).await };
+            *self.moving.borrow_mut() = Some((id, Box::pin(moving)));
+        }
+        self.go_on_moving();
+    }
+
+    /// Ends the move that is under way, and closes the logs.
+    pub(crate) fn close(self) {
+        for _ in 0..10_000 {
+            if self.moving.borrow().is_none() {
+                break;
+            }
+            self.flush();
+            self.go_on_moving();
+        }
+        assert!(self.moving.borrow().is_none(), "it never ends");
+        let store = Arc::into_inner(self.store);
+        store.expect("no one else has it").close().unwrap();
+    }
+
     pub(crate) fn flush(&self) {
         for log in self.store.logs() {
-            log.log().flush(Level::Disk).unwrap();
+            // It may be closed that a replica has left.
+            match log.log().flush(Level::Disk) {
+                Err(LogError::Closed) if self.setup.moves => continue,
+                flushed => flushed.unwrap(),
+            };
             log.complete();
         }
     }
@@ -280,6 +341,7 @@ impl Node {
         plain.insert(id, Known::Here(Here::default()));
         let state = self.note(plain);
         let disk = match self.setup.layout {
+            _ if self.setup.moves => (group % 2) as usize,
             Layout::PerDisk => (group % 2) as usize,
             _ => 0,
         };
@@ -313,6 +375,9 @@ impl Node {
         let here = self.here(id);
         if here.entries.len() > ENTRIES_MAX {
             return self.purge(id, &here, rng);
+        }
+        if self.setup.moves && rng.one_in(3) {
+            self.move_replica(group, rng);
         }
         match rng.below(100) {
             0..40 => self.append(id, &here, rng),
@@ -388,7 +453,9 @@ impl Node {
         self.acknowledge(id, state);
     }
 
-    fn truncate(&self, id: ReplicaId, here: &Here, rng: &mut Rng) {
+    fn truncate(&mut self, id: ReplicaId, here: &Here, rng: &mut Rng) {
+        // No leader has two entries of one index.
+        self.term += 1;
         let first = here.purged.map_or(0, |purged| purged.index + 1);
         let Some(last) = here.last.filter(|last| last.index >= first) else {
             return;
@@ -429,8 +496,11 @@ impl Node {
     fn maintain(&self, rng: &mut Rng) {
         for log in self.store.logs() {
             let full = Mutex::new(Vec::new());
-            self.drive(log.maintain(&|id| full.lock().unwrap().push(id)))
-                .unwrap();
+            match self.drive(log.maintain(&|id| full.lock().unwrap().push(id))) {
+                // The last replica has left it.
+                Err(StoreError::Log(LogError::Closed)) if self.setup.moves => {}
+                done => done.unwrap(),
+            }
             for id in full.into_inner().unwrap() {
                 self.purge(id, &self.here(id), rng);
             }
@@ -466,21 +536,19 @@ impl Node {
 
     /// Whether the open store holds what it should.
     pub(crate) fn assert_as_it_should_be(&self) {
-        assert_eq!(found(&self.store, 1..=self.highest), self.plain());
+        let (found, plain) = (found(&self.store, 1..=self.highest), self.plain());
+        for id in 1..=self.highest {
+            let (found, plain) = (found.get(&id), plain.get(&id));
+            let both = || (found.map(Known::outline), plain.map(Known::outline));
+            assert!(found == plain, "replica {id}, found and expected: {:?}", both());
+        }
     }
 
     /// Closes the node and opens it again.
     pub(crate) fn reopen(self) -> Self {
-        let (device, plain) = (self.device.clone(), self.plain());
-        let Self {
-            store,
-            setup,
-            replicas,
-            highest,
-            term,
-            ..
-        } = self;
-        store.close().unwrap();
+        let (device, plain, setup) = (self.device.clone(), self.plain(), self.setup);
+        let (replicas, highest, term) = (self.replicas.clone(), self.highest, self.term);
+        self.close();
         let image = device.snapshot().process_death();
         let mut node = Self::open(setup, image.device(), plain);
         (node.replicas, node.highest, node.term) = (replicas, highest, term);
@@ -505,7 +573,7 @@ impl Node {
             .history
             .lock()
             .unwrap()
-            .judge(self.setup.layout, moment, &plain);
+            .judge(&self.setup, moment, &plain);
         verdict.unwrap_or_else(|wrong| panic!("{context}: {wrong}"));
         // Now and then what recovery did is all that the next process finds.
         if self.highest.is_multiple_of(2) {

@@ -25,14 +25,14 @@ fn a_replica_stays_in_its_log_when_the_layout_changes() {
     };
     node.drive(node.replica(3).save_vote(vote)).unwrap();
     let (device, before) = (node.device.clone(), found(&node.store, 1..=8));
-    node.store.close().unwrap();
+    node.close();
     let private = Node::start_at(Setup::plain(Layout::Private), device.clone(), 8);
     assert_eq!(found(&private.store, 1..=8), before);
     assert_eq!(private.replica(3).vote(), Some(vote));
     let here = names(&device, "/disk0/raft");
     let own = here.iter().filter(|name| name.starts_with("replica-")).count();
     assert_eq!((own, here.len()), (8, 9), "{here:?}");
-    private.store.close().unwrap();
+    private.close();
     let store = Setup::plain(Layout::PerDisk).open(&device).unwrap();
     assert_eq!(store.replicas().len(), 16);
     assert_eq!(names(&device, "/disk1/raft"), ["shared"]);
@@ -48,7 +48,7 @@ fn the_private_log_of_a_removed_replica_is_gone() {
     let again = node.drive(node.store.create(2, 3, 0)).unwrap_err();
     assert!(again.to_string().contains("was removed"), "{again}");
     let device = node.device.clone();
-    node.store.close().unwrap();
+    node.close();
     let store = Setup::plain(Layout::Private).open(&device).unwrap();
     assert!(store.replica(3).unwrap_err().to_string().contains("was removed"));
     assert_eq!(store.replicas().len(), 7);

@@ -20,6 +20,22 @@ pub(crate) struct Here {
     pub(crate) entries: BTreeMap<u64, (LeaderId, Vec<u8>)>,
 }
 
+impl Known {
+    /// It without what entries hold.
+    pub(crate) fn outline(&self) -> String {
+        match self {
+            Self::Removed => "removed".to_owned(),
+            Self::Here(here) => {
+                let Here {
+                    vote, purged, last, ..
+                } = here;
+                let entries = (here.entries.keys().next(), here.entries.len());
+                format!("{vote:?}, purged {purged:?}, last {last:?}, entries {entries:?}")
+            }
+        }
+    }
+}
+
 /// All replicas that ever were.
 pub(crate) type Plain = BTreeMap<ReplicaId, Known>;
 

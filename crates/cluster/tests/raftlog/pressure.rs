@@ -19,6 +19,7 @@ fn node(seed: u64) -> Node {
         cache_bytes: 20_000,
         log_limit: LIMIT,
         free_min: 0,
+        moves: false,
     };
     Node::start(setup, SimDevice::new(seed))
 }
@@ -81,7 +82,7 @@ fn quiet_replicas_do_not_hold_the_log_for_ever() {
     assert!(stats.cached < 50_000, "{stats:?}");
     // The log begins in the middle of every stream by now.
     let (setup, device, before) = (node.setup, node.device.clone(), found(&node.store, 1..=8));
-    node.store.close().unwrap();
+    node.close();
     let store = setup.open(&device).unwrap();
     assert!(store.quarantined().is_empty(), "{:?}", store.quarantined());
     assert_eq!(found(&store, 1..=8), before);

@@ -12,7 +12,10 @@ const LAYOUTS: [Layout; 3] = [Layout::Shared, Layout::PerDisk, Layout::Private];
 fn run(seed: u64, operations: u64) {
     let mut rng = Rng::new(seed);
     let layout = LAYOUTS[seed as usize % LAYOUTS.len()];
-    let setup = Setup::random(layout, &mut rng);
+    let setup = Setup {
+        moves: rng.coin(),
+        ..Setup::random(layout, &mut rng)
+    };
     let mut node = Node::start(setup, SimDevice::new(seed));
     for operation in 0..operations {
         node.step(&mut rng);

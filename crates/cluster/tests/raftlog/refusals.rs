@@ -89,7 +89,7 @@ fn a_log_that_was_copied_to_another_disk_is_refused() {
             .unwrap();
         node.drive(replica.append(vec![entry(3)], |_| {})).unwrap();
         let device = node.device.clone();
-        node.store.close().unwrap();
+        node.close();
         copy(&device, log, copied);
         let mut image = device.snapshot().process_death();
         if is_damaged {
@@ -121,7 +121,7 @@ fn a_log_that_was_copied_to_another_disk_is_refused() {
 fn a_frame_of_another_version_is_refused_with_its_place() {
     let node = Node::start(Setup::plain(Layout::Shared), SimDevice::new(4));
     let device = node.device.clone();
-    node.store.close().unwrap();
+    node.close();
     let options = LogOptions {
         device: Arc::new(device.clone()),
         ring: RingMode::Private,

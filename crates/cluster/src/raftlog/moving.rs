@@ -1,0 +1,246 @@
+//! A replica's log moves to another log of its node, while it is written.
+//!
+//! The new log gets a copy under the next generation, whose first state says that it is not complete. Entries are
+//! copied while others are appended. For the last ones appends wait; then a state frame says that the copy is
+//! complete, and the old log's directory leaves the replica out. Appends go on, in the new log, when both are on the
+//! device.
+//!
+//! So a replica is whole in one log at each moment. A stop finds a copy that is not complete, which is let go, or one
+//! that is: then the old log has the same, and is let go.
+
+use std::sync::Arc;
+
+use collie_log::LogError;
+
+use crate::ids::{EntryId, ReplicaId};
+use crate::raftlog::error::StoreError;
+use crate::raftlog::frames::StreamFrame;
+use crate::raftlog::home::Place;
+use crate::raftlog::node_log::NodeLog;
+use crate::raftlog::replica_log::ReplicaLog;
+use crate::raftlog::state::Presence;
+
+/// Entries are copied in steps of about so many bytes.
+const STEP: u64 = 1 << 20;
+/// When no more are left than this, appends wait for them.
+const LAST_STEP: u64 = 256 << 10;
+
+/// Moves a replica, as long as it is to go on. Where this fails, the replica is where it was, and `target` may have a
+/// copy that is not complete.
+pub(super) async fn move_to(
+    replica: &ReplicaLog,
+    target: &NodeLog,
+    from_log: [u8; 16],
+    goes_on: &(dyn Fn() -> bool + Sync),
+) -> Result<(), StoreError> {
+    let from = replica.place();
+    let unknown = || StoreError::Unknown {
+        replica: replica.replica(),
+    };
+    let mut first = from.replica.live.lock().state.as_frame().ok_or_else(unknown)?;
+    first.generation += 1;
+    first.from_log = from_log;
+    first.last = first.purged;
+    let copy = target.begin(first).await?;
+    let to = copy.place();
+    loop {
+        while copy_step(replica, &copy).await? > LAST_STEP && goes_on() {
+            refuse_full(target)?;
+        }
+        if !goes_on() {
+            return Err(LogError::Closed.into());
+        }
+        let mut payload = Vec::new();
+        match finish(replica, &copy, target, first.generation, &mut payload).await {
+            // Appends do not wait for that.
+            Err(StoreError::Log(LogError::WouldBlock)) => to.log.log.room(payload.len()).await?,
+            done => return done,
+        }
+    }
+}
+
+fn refuse_full(target: &NodeLog) -> Result<(), StoreError> {
+    match target.takes_no_writes() {
+        Some(full) => Err(full),
+        None => Ok(()),
+    }
+}
+
+/// Copies some entries, and says about how many bytes that were: all that were there if they are less than a step.
+async fn copy_step(replica: &ReplicaLog, copy: &ReplicaLog) -> Result<u64, StoreError> {
+    let bounds = replica.bounds();
+    let is_gone = |id: &EntryId| bounds.purged.is_some_and(|purged| id.index < purged.index);
+    let mut same = copy.bounds().last;
+    // What was cut off meanwhile goes, too. Where the ids are the same all before are.
+    while let Some(id) = same.filter(|id| !is_gone(id) && replica.id(id.index) != Some(*id)) {
+        same = id.index.checked_sub(1).and_then(|index| copy.id(index));
+    }
+    copy.truncate(same).await?;
+    if let Some(purged) = bounds.purged {
+        copy.purge(purged).await?;
+    }
+    let next = copy.bounds().last.map_or(0, |last| last.index + 1);
+    let entries = replica.read_up_to(next..u64::MAX, STEP)?;
+    let follows = |index| next == 0 || index == next;
+    if entries.first().is_none_or(|first| !follows(first.id.index)) {
+        // None is left; or more was purged meanwhile, which is looked at again.
+        return Ok(if entries.is_empty() { 0 } else { STEP });
+    }
+    let bytes = entries.iter().map(|entry| entry.payload.len() as u64 + 64).sum();
+    copy.append(entries, |_| {}).await?;
+    // No faster than the device takes them.
+    let place = copy.place();
+    place.wait_async(place.log.log.appended()).await?;
+    Ok(bytes)
+}
+
+/// The last part, for which appends wait.
+async fn finish(
+    replica: &ReplicaLog,
+    copy: &ReplicaLog,
+    target: &NodeLog,
+    generation: u32,
+    payload: &mut Vec<u8>,
+) -> Result<(), StoreError> {
+    let (from, to) = (replica.place(), copy.place());
+    let mut pause = Pause::begin(&from)?;
+    while copy_step(replica, copy).await? > 0 {}
+    // Who waits for it hears of it before the old log goes.
+    from.wait_async(from.log.log.appended()).await?;
+    append_last(&from, &to, generation, payload)?;
+    // From here on the copy may be found complete after a stop. If it is not known to be, nothing may be appended to
+    // either log any more: the new one has failed, and with it the node.
+    pause.is_decided = true;
+    *to.replica.home.lock() = Arc::downgrade(replica.home());
+    if !target.shared.node.lock().has_come(&to.replica) {
+        let replica = replica.replica();
+        return Err(StoreError::Removed { replica });
+    }
+    // Without room it comes later; until then more damage is taken for the replica's.
+    without_room(target.shared.append_directory(!target.shared.threads))?;
+    to.wait_async(to.log.log.appended()).await?;
+    // What is read is read there from now on; the old log goes.
+    let last_frame = {
+        let mut old = from.replica.live.lock();
+        let mut new = to.replica.live.lock();
+        new.cache = std::mem::take(&mut old.cache);
+        new.state.commit(old.state.committed_index());
+        new.presence = Presence::Waiting;
+        to.replica.set_holding(from.replica.holding());
+        replica.home().set(Arc::clone(&to));
+        // Behind it: who finds it so finds the new log.
+        old.presence = Presence::Gone;
+        old.state.last_frame
+    };
+    from.replica.resumed.notify_waiters();
+    from.log
+        .node
+        .lock()
+        .retire(Arc::clone(&from.replica), last_frame);
+    without_room(from.log.append_directory(!from.log.threads))?;
+    from.wait_async(from.log.log.appended()).await?;
+    to.replica.live.lock().presence = Presence::Here;
+    to.replica.resumed.notify_waiters();
+    Ok(())
+}
+
+/// Says that the copy is complete: it has all entries, and what else there is stands in this frame.
+fn append_last(from: &Place, to: &Place, generation: u32, payload: &mut Vec<u8>) -> Result<(), StoreError> {
+    let old = from.replica.live.lock();
+    let mut new = to.replica.live.lock();
+    let replica = from.replica.identity.replica;
+    if old.state.removed || new.state.removed {
+        return Err(StoreError::Removed { replica });
+    }
+    let mut last = old.state.as_frame().ok_or(StoreError::Unknown { replica })?;
+    last.generation = generation;
+    if new.state.last != last.last {
+        let problem = format!("its copy ends with {:?}, and not with {:?}", new.state.last, last.last);
+        return Err(StoreError::Order { replica, problem });
+    }
+    let frame = StreamFrame::State(last);
+    let prev = new.state.last_frame;
+    frame.encode(prev, payload);
+    let span = to.log.append(to.replica.stream, &frame, payload)?;
+    new.state.apply(prev, &frame, span);
+    debug_assert_eq!(new.state.contradiction, None);
+    new.committed_said = new.state.committed_index();
+    Ok(())
+}
+
+pub(super) fn without_room(appended: Result<(), StoreError>) -> Result<(), StoreError> {
+    match appended {
+        Err(error) if error.is_no_room() || matches!(error, StoreError::Log(LogError::WouldBlock)) => Ok(()),
+        done => done,
+    }
+}
+
+/// Appends wait. Dropped, they go on where they were, unless that is decided otherwise.
+struct Pause<'a> {
+    from: &'a Place,
+    is_decided: bool,
+}
+
+impl<'a> Pause<'a> {
+    fn begin(from: &'a Place) -> Result<Self, StoreError> {
+        let mut live = from.replica.live.lock();
+        if live.state.removed {
+            let replica = from.replica.identity.replica;
+            return Err(StoreError::Removed { replica });
+        }
+        live.presence = Presence::Waiting;
+        drop(live);
+        Ok(Self {
+            from,
+            is_decided: false,
+        })
+    }
+}
+
+impl Drop for Pause<'_> {
+    fn drop(&mut self) {
+        if !self.is_decided {
+            self.from.replica.live.lock().presence = Presence::Here;
+            self.from.replica.resumed.notify_waiters();
+        }
+    }
+}
+
+impl NodeLog {
+    /// Lets go of a copy that is not complete.
+    pub(super) fn let_go_of_copy(&self, replica: ReplicaId) {
+        let coming = self.shared.node.lock().coming();
+        if coming.iter().any(|(_, id)| *id == replica) {
+            self.let_go(replica);
+        }
+    }
+
+    /// Lets go of what this log has of a replica that is in another one.
+    pub(super) fn let_go(&self, replica: ReplicaId) {
+        let mut node = self.shared.node.lock();
+        if let Some(stream) = node.stream_of(replica) {
+            let last_frame = stream.live.lock().state.last_frame;
+            node.retire(stream, last_frame);
+        }
+        if let Some(holder) = node.let_go_of_quarantined(replica) {
+            self.log().release(&holder);
+        }
+    }
+
+    /// Nothing is appended any more of what is here.
+    pub(super) fn mark_removed(&self) {
+        for replica in self.shared.replicas() {
+            replica.live.lock().state.removed = true;
+            replica.resumed.notify_waiters();
+        }
+    }
+
+    /// Keeps the copy of a replica that is in no other log, and does not run it.
+    pub(super) fn quarantine_copy(&self, replica: ReplicaId) {
+        let mut node = self.shared.node.lock();
+        if let Some((copy, lost)) = node.quarantine_copy(replica) {
+            self.log().retain(&lost.holder(), lost.oldest);
+            copy.unpin(self.log());
+        }
+    }
+}

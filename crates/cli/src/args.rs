@@ -15,7 +15,9 @@ use clap::{Parser, Subcommand};
 
 pub(crate) use address::Address;
 pub(crate) use ca::CaCommand;
-pub(crate) use cluster::{AccessArgs, ClusterCommand, DownArgs, NodesArgs, StatusArgs, UpArgs, WhereArgs};
+pub(crate) use cluster::{
+    AccessArgs, ClusterCommand, DownArgs, LayoutArgs, NodesArgs, StatusArgs, UpArgs, WhereArgs,
+};
 pub(crate) use front::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 pub(crate) use log::LogCommand;
 pub(crate) use node::{LogLayout, NodeArgs};

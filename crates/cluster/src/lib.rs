@@ -54,6 +54,7 @@ mod blocking;
 mod fixtures;
 mod identity;
 mod ids;
+mod layouts;
 mod map;
 mod node;
 mod proposals;
@@ -63,8 +64,9 @@ mod replica_store;
 mod transport;
 
 pub use identity::{Asked, IdentityError, MARK, NodeIdentity, is_node};
+pub use layouts::{Layout, Layouts};
 pub use node::{Begin, ClusterError, ClusterNode, ClusterOptions, NodeError};
-pub use raftlog::{Layout, NodeLogOptions, NodeStoreOptions};
+pub use raftlog::{NodeLogOptions, NodeStoreOptions};
 pub use transport::{Network, PlainTcp, TLS_NAME, TlsContents, TlsError, TlsFiles, TlsTcp, Validity};
 
 /// What this crate's own tests need and users do not. It is built with the feature `testing` alone, so that

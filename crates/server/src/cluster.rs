@@ -164,6 +164,8 @@ pub struct Topology {
     pub newest_level: u32,
     /// The number of this node.
     pub own: u64,
+    /// Its logs.
+    pub logs: LogsInfo,
     /// The nodes, in the order of their numbers.
     pub nodes: Vec<NodeInfo>,
     /// The partitions, in the order of their slots. Slots may be missing.
@@ -216,6 +218,61 @@ pub enum NodeRequest {
     },
     /// All speak a newer feature level, and it is to be used.
     Finalize,
+    /// The logs of its replicas, or of some, are to be so.
+    Layout {
+        /// The node.
+        node: u64,
+        /// Which of its replicas.
+        of: LogsOf,
+        /// How.
+        layout: LogLayout,
+    },
+}
+
+/// Replicas of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogsOf {
+    /// All.
+    Node,
+    /// Those on a disk, counted from 0.
+    Disk(u32),
+    /// That of a partition, named by its group.
+    Partition(u64),
+}
+
+/// Which logs replicas are in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogLayout {
+    /// All in one.
+    Shared,
+    /// In one for each disk.
+    PerDisk,
+    /// In one for each replica.
+    Private,
+}
+
+impl LogLayout {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Shared, Self::PerDisk, Self::Private];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Shared => "shared",
+            Self::PerDisk => "per-disk",
+            Self::Private => "private",
+        }
+    }
+}
+
+/// The logs of this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogsInfo {
+    /// The layout of its replicas, but for those that have another one.
+    pub layout: LogLayout,
+    /// So many of its replicas have their logs elsewhere, and are to move.
+    pub to_move: usize,
 }
 
 /// A partition.

@@ -121,6 +121,10 @@ mod tests {
             level: 1,
             newest_level: 1,
             own,
+            logs: crate::cluster::LogsInfo {
+                layout: crate::cluster::LogLayout::PerDisk,
+                to_move: 0,
+            },
             nodes: (1..=3).map(node).collect(),
             partitions: (0..).zip(partitions).map(partition).collect(),
         }

@@ -7,7 +7,7 @@ use clap::Subcommand;
 
 use super::address::address;
 use super::ca::CaCommand;
-use super::node::log_limit;
+use super::node::{LogLayout, log_limit};
 
 /// A cluster on this machine, to try, and the state of any.
 #[derive(Debug, Subcommand)]
@@ -37,6 +37,9 @@ pub(crate) enum ClusterCommand {
     /// Moves the replicas of a node, also of a dead one, to one that has joined in its place, and removes it
     /// from the cluster.
     Replace(ReplaceArgs),
+    /// Moves the logs of a node's replicas, while they serve: to one log for all, one per disk, or one for each
+    /// partition. `status` shows how many are still to move.
+    Layout(LayoutArgs),
     /// After an upgrade of all nodes: has the cluster use what the new version can. Before that, nodes can go
     /// back to the version before.
     Finalize(WhereArgs),
@@ -81,6 +84,24 @@ pub(crate) struct ReplaceArgs {
     /// The node that gets its replicas.
     #[arg(value_name = "BY")]
     pub(crate) by: u64,
+    #[command(flatten)]
+    pub(crate) at: WhereArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct LayoutArgs {
+    /// The node, by its number, as `nodes` lists it.
+    #[arg(value_name = "NUMBER")]
+    pub(crate) number: u64,
+    /// Where the logs are to be.
+    #[arg(value_enum)]
+    pub(crate) layout: LogLayout,
+    /// Only of the partitions on this data disk of the node, counted from 0.
+    #[arg(long, value_name = "N", conflicts_with = "partition")]
+    pub(crate) disk: Option<u32>,
+    /// Only of this partition, named by the number of its group.
+    #[arg(long, value_name = "GROUP")]
+    pub(crate) partition: Option<u64>,
     #[command(flatten)]
     pub(crate) at: WhereArgs,
 }

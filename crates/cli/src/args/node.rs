@@ -61,7 +61,8 @@ pub(crate) struct NodeArgs {
     /// See --peer-ca.
     #[arg(long, value_name = "FILE", requires = "peer_ca")]
     pub(crate) peer_key: Option<PathBuf>,
-    /// Which logs there are: one per disk, one for all disks, or one for each partition.
+    /// Which logs there are: one per disk, one for all disks, or one for each partition. Another one than the last time
+    /// has all logs moved; the same one keeps what `collie cluster layout` said.
     #[arg(long, value_enum, default_value_t = LogLayout::PerDisk)]
     pub(crate) layout: LogLayout,
     /// How long the log of each data disk may become, as in 512mb or 10gb; at least 64mb. With the layout
@@ -111,6 +112,16 @@ pub(crate) enum LogLayout {
     Shared,
     /// One for each partition.
     Private,
+}
+
+impl From<LogLayout> for collie_server::cluster::LogLayout {
+    fn from(layout: LogLayout) -> Self {
+        match layout {
+            LogLayout::PerDisk => Self::PerDisk,
+            LogLayout::Shared => Self::Shared,
+            LogLayout::Private => Self::Private,
+        }
+    }
 }
 
 impl From<LogLayout> for Layout {

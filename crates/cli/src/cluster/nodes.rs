@@ -1,5 +1,5 @@
 //! `collie cluster nodes`, `drain`, `serve`, `remove` and `replace`: which nodes have replicas, and which are to.
-//! `collie cluster finalize`: all speak a newer feature level.
+//! `collie cluster finalize`: all speak a newer feature level. `collie cluster layout`: which logs their replicas have.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::access::Access;
 use super::local::LocalCluster;
 use super::view::{info, words};
-use crate::args::{NodesArgs, WhereArgs};
+use crate::args::{LayoutArgs, NodesArgs, WhereArgs};
 
 /// A change of the map is decided within this time, or the node says that it was not.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -85,6 +85,24 @@ pub(super) fn change(at: &WhereArgs, request: &[&str], follows: &str) -> anyhow:
     ask(at, |client| client.call(&words)?.good(), |_| true)?;
     say(format_args!(
         "{follows}: `collie cluster nodes` shows how far that is"
+    ))
+}
+
+/// Has logs of a node's replicas moved.
+pub(super) fn layout(args: &LayoutArgs) -> anyhow::Result<Outcome> {
+    let node = args.number.to_string();
+    let layout = collie_server::cluster::LogLayout::from(args.layout).name();
+    let which = match (args.disk, args.partition) {
+        (Some(disk), _) => Some(("DISK", disk.to_string())),
+        (None, Some(group)) => Some(("PARTITION", group.to_string())),
+        (None, None) => None,
+    };
+    let mut words = vec!["COLLIE.NODE", "LAYOUT", &node, layout];
+    words.extend(which.iter().flat_map(|(of, number)| [*of, number]));
+    let words: Vec<&[u8]> = words.into_iter().map(str::as_bytes).collect();
+    ask(&args.at, |client| client.call(&words)?.good(), |_| true)?;
+    say(format_args!(
+        "logs of node {node} move to the layout {layout}: `collie cluster status` shows how many are left"
     ))
 }
 

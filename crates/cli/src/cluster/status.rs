@@ -119,6 +119,12 @@ fn show(args: &StatusArgs, verdict: &Verdict) -> anyhow::Result<()> {
             results.line(format_args!("{}: {problem}", node.address))?;
         }
     }
+    for node in verdict.nodes.iter().filter(|node| node.logs_to_move > 0) {
+        results.line(format_args!(
+            "{}: the logs of {} replicas are to move to where the layout has them",
+            node.address, node.logs_to_move
+        ))?;
+    }
     if verdict.newest_level > verdict.level {
         results.line(format_args!(
             "the cluster has feature level {}, and these nodes speak {}: once all run this version to stay, `collie cluster \

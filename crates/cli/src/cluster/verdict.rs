@@ -49,6 +49,8 @@ pub(super) struct Node {
     pub(super) keys: Option<u64>,
     /// The problems that it reports of itself.
     pub(super) problems: Vec<String>,
+    /// How many of its replicas have logs elsewhere than its layout has them.
+    pub(super) logs_to_move: u64,
 }
 
 /// The cluster.
@@ -107,6 +109,7 @@ impl Verdict {
                 slots: led.map(|(first, last)| u64::from(last - first) + 1).sum(),
                 keys: view.and_then(|view| view.keys),
                 problems: view.map(|view| view.info.problems()).unwrap_or_default(),
+                logs_to_move: view.map_or(0, |view| view.info.number("collie_logs_to_move")),
             });
         }
         let served = by_slot.iter().filter(|is_served| **is_served).count() as u64;

@@ -272,7 +272,7 @@ fn options(args: &NodeArgs) -> anyhow::Result<ClusterOptions> {
     };
     options.store = NodeStoreOptions {
         disks: args.data.clone(),
-        layout: args.layout.into(),
+        layout: Layout::from(args.layout).into(),
         shared: NodeLogOptions {
             log: LogOptions {
                 // Entries are answered for once they are on disk: a ring that survives the process gains nothing.

@@ -8,5 +8,5 @@ pub use error::IdentityError;
 pub(crate) use error::hex;
 pub use mark::MARK;
 pub(crate) use mark::{check_disks, check_free, mark_disks};
-pub(crate) use store::IdentityStore;
 pub use store::{Asked, NodeIdentity, is_node};
+pub(crate) use store::{IdentityStore, LayoutRecord};

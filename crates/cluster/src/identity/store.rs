@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::identity::error::IdentityError;
 use crate::ids::ReplicaId;
+use crate::layouts::{Layout, Layouts};
 use crate::transport::wire::{ClusterId, NodeId};
 
 /// Its directory, in the node's.
@@ -22,6 +23,8 @@ const ASKED: &[u8] = b"asked";
 const IDENTITY: &[u8] = b"identity";
 /// Whether the clock of the machine was off when it was last compared.
 const CLOCK_OFF: &[u8] = b"clock-off";
+/// Which logs its replicas are to be in.
+const LAYOUT: &[u8] = b"layout";
 const REPLICA: &[u8] = b"replica/";
 
 /// The store in `node/` of the node's directory, open. Its lock keeps other processes off. All of its
@@ -152,6 +155,22 @@ impl IdentityStore {
         self.put("whether its clock is off", CLOCK_OFF, &is_off)
     }
 
+    /// Which logs the node's replicas are to be in.
+    ///
+    /// # Errors
+    /// As [`asked`](Self::asked).
+    pub(crate) fn layout(&self) -> Result<Option<LayoutRecord>, IdentityError> {
+        self.get("its layout", LAYOUT)
+    }
+
+    /// Stores which logs they are to be in.
+    ///
+    /// # Errors
+    /// As [`asked`](Self::asked).
+    pub(crate) fn set_layout(&self, layout: &LayoutRecord) -> Result<(), IdentityError> {
+        self.put("its layout", LAYOUT, layout)
+    }
+
     /// Closes the store, unless the server has closed it.
     ///
     /// # Errors
@@ -264,6 +283,26 @@ pub struct NodeIdentity {
     pub founded: Option<(u8, u16, u8)>,
 }
 
+/// Which logs a node's replicas are to be in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LayoutRecord {
+    /// What the node was last started with.
+    pub option: Layout,
+    /// What was asked for since.
+    pub layouts: Layouts,
+}
+
+impl LayoutRecord {
+    /// With a node that is started with this option: one that is another than the last time counts for all.
+    pub(crate) fn started(stored: Option<Self>, option: Layout) -> Self {
+        let same = stored.filter(|stored| stored.option == option);
+        same.unwrap_or_else(|| Self {
+            option,
+            layouts: option.into(),
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fmt::Debug;
@@ -333,6 +372,20 @@ mod tests {
             true,
             |store, is_off| store.set_clock_off(*is_off),
             IdentityStore::clock_was_off,
+        );
+        let mut layouts = Layouts::from(Layout::PerDisk);
+        layouts.set_disk(1, Layout::Private, &[]);
+        layouts.set_replica(70_001, 0, Layout::Shared);
+        let layout = LayoutRecord {
+            option: Layout::Shared,
+            layouts,
+        };
+        check(
+            &store,
+            b"layout",
+            Some(layout),
+            |store, layout| store.set_layout(layout.as_ref().unwrap()),
+            IdentityStore::layout,
         );
         let key = b"replica/\0\0\0\0\0\0\x02\x01";
         check(

@@ -13,7 +13,7 @@ use crate::ids::{GroupId, ReplicaId};
 use crate::transport::wire::{ClusterId, NodeId};
 
 /// The newest feature level of this version: a cluster is made with it.
-pub const LEVEL: u32 = 2;
+pub const LEVEL: u32 = 3;
 /// From this level on replicas move.
 pub const LEVEL_OF_MOVES: u32 = 2;
 

@@ -9,7 +9,8 @@ use std::time::Duration;
 use collie_db::Db;
 use collie_io::Clock;
 use collie_server::cluster::{
-    Cluster, Endpoint, Figure, NodeInfo, NodeRequest, NodeRole, Partition, PartitionInfo, Route, Topology,
+    Cluster, Endpoint, Figure, LogLayout, LogsInfo, LogsOf, NodeInfo, NodeRequest, NodeRole, Partition,
+    PartitionInfo, Route, Topology,
 };
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -17,7 +18,8 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use crate::blocking::blocking;
-use crate::identity::{IdentityError, IdentityStore, NodeIdentity};
+use crate::identity::{IdentityError, IdentityStore, LayoutRecord, NodeIdentity};
+use crate::layouts::Layout;
 use crate::map::{self, MapMember, NodeRecord};
 use crate::node::addresses::announce;
 use crate::node::clocks::watch_clocks;
@@ -25,6 +27,7 @@ use crate::node::controller::control;
 use crate::node::error::ClusterError;
 use crate::node::follower::follow;
 use crate::node::joining::{Gate, begin};
+use crate::node::layout_requests;
 use crate::node::leaders::{retire, take_over, watch_nodes};
 use crate::node::map_requests::ask;
 use crate::node::members::keep_members;
@@ -34,7 +37,7 @@ use crate::node::shared::ClusterInner;
 use crate::node::steady::{ClockVerdict, LeadingClock, SteadyClock};
 use crate::node::{Node, NodeError, NodeOptions};
 use crate::raftlog::StoreError;
-use crate::transport::wire::MapRequest;
+use crate::transport::wire::{LayoutOf, MapRequest};
 use crate::transport::{Identity, Network, PeersOptions};
 
 /// What a node that is closed has begun to answer is answered within so long.
@@ -91,6 +94,16 @@ impl ClusterNode {
         let mut node_options = node_options(&options, &identity, Arc::clone(&gate))?;
         node_options.peers.clock = Arc::clone(&clock) as _;
         node_options.clock = Arc::new(LeadingClock(Arc::clone(&clock)));
+        let (own_store, option) = (store.clone(), options.store.layout.node());
+        node_options.store.layout = blocking(move || {
+            let stored = own_store.layout()?;
+            let record = LayoutRecord::started(stored.clone(), option);
+            if stored.as_ref() != Some(&record) {
+                own_store.set_layout(&record)?;
+            }
+            Ok::<_, IdentityError>(record.layouts)
+        })
+        .await?;
         let node = Arc::new(Node::start(network.clone(), node_options).await?);
         let inner = Arc::new(ClusterInner::new(node, options, clock, identity, store));
         gate.open(&inner);
@@ -249,12 +262,21 @@ impl Cluster for Routes {
             led: &led.borrow(),
         };
         let own = inner.number();
+        let logs = LogsInfo {
+            layout: match inner.node.layouts().node() {
+                Layout::Shared => LogLayout::Shared,
+                Layout::PerDisk => LogLayout::PerDisk,
+                Layout::Private => LogLayout::Private,
+            },
+            to_move: inner.node.log_moves().to_move(),
+        };
         let Some(map) = &routing.map else {
             return Arc::new(Topology {
                 epoch: 0,
                 level: 0,
                 newest_level: *inner.options.spoken.end(),
                 own,
+                logs,
                 nodes: Vec::new(),
                 partitions: Vec::new(),
             });
@@ -296,6 +318,7 @@ impl Cluster for Routes {
             level: map.cluster.level,
             newest_level: *inner.options.spoken.end(),
             own,
+            logs,
             nodes: nodes.collect(),
             partitions,
         })
@@ -358,6 +381,21 @@ impl Cluster for Routes {
     fn change_node(&self, request: NodeRequest) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send>> {
         let inner = Arc::clone(&self.0);
         let request = match request {
+            NodeRequest::Layout { node, of, layout } => {
+                let request = MapRequest::Layout {
+                    of: match of {
+                        LogsOf::Node => LayoutOf::Node,
+                        LogsOf::Disk(disk) => LayoutOf::Disk(disk),
+                        LogsOf::Partition(group) => LayoutOf::Group(group),
+                    },
+                    layout: match layout {
+                        LogLayout::Shared => Layout::Shared,
+                        LogLayout::PerDisk => Layout::PerDisk,
+                        LogLayout::Private => Layout::Private,
+                    },
+                };
+                return Box::pin(async move { layout_requests::ask(&inner, node, request).await });
+            }
             NodeRequest::Serve(node) => MapRequest::Serve(node),
             NodeRequest::Drain(node) => MapRequest::Drain(node),
             NodeRequest::Remove(node) => MapRequest::Remove(node),

@@ -10,12 +10,11 @@ use std::sync::atomic::Ordering;
 use futures_util::future::join_all;
 
 use crate::blocking::blocking;
-use crate::map::{self, MAP_GROUP, Map, NodeRecord};
+use crate::map::{self, Map};
 use crate::node::changing::{change, decided};
 use crate::node::shared::ClusterInner;
 use crate::raft::Replica;
-use crate::transport::Call;
-use crate::transport::wire::{MapRequest, NodeId, Request, Response};
+use crate::transport::wire::{MapRequest, NodeId};
 
 /// Takes the cluster to a level, on the node that leads the map by `replica`.
 ///
@@ -55,7 +54,7 @@ async fn all_agree(inner: &ClusterInner, map: &Map, request: &MapRequest) -> Res
     let asked = map.nodes.values().map(async |node| {
         let agrees = match node.number == inner.number() {
             true => answer(inner, request).await,
-            false => ask_node(inner, node, request.clone()).await,
+            false => inner.ask_node(node, request.clone()).await,
         };
         agrees.map_err(|problem| format!("node {}: {problem}", node.number))
     });
@@ -64,26 +63,6 @@ async fn all_agree(inner: &ClusterInner, map: &Map, request: &MapRequest) -> Res
     match problems.is_empty() {
         true => Ok(()),
         false => Err(problems.join("; ")),
-    }
-}
-
-async fn ask_node(inner: &ClusterInner, node: &NodeRecord, request: MapRequest) -> Result<(), String> {
-    let call = Call {
-        node: node.number,
-        group: MAP_GROUP,
-        from: inner.identity.replica,
-        to: node.replica,
-        request: Request::ChangeMap(request),
-        within: inner.options.times.append,
-    };
-    match inner.peers().call(call).await {
-        Ok(Response::MapChanged) => Ok(()),
-        Ok(Response::Refusal(refusal)) => Err(refusal.to_string()),
-        Ok(other) => Err(format!("expected an answer to that, found {}", other.kind())),
-        Err(error) => {
-            tracing::debug!(%error, node = node.number, "a node does not say which levels it speaks");
-            Err("it does not answer, or is of an older version".to_owned())
-        }
     }
 }
 

@@ -2,8 +2,8 @@
 
 use crate::map::{self, MAP_GROUP, Map, Moved, NodeRole};
 use crate::node::changing::{change, decided};
-use crate::node::levels;
 use crate::node::shared::ClusterInner;
+use crate::node::{layout_requests, levels};
 use crate::raft::Replica;
 use crate::transport::Call;
 use crate::transport::wire::{MapRequest, Request, Response};
@@ -44,8 +44,10 @@ pub(super) async fn ask(inner: &ClusterInner, request: MapRequest) -> Result<(),
 
 /// Changes the map, on the node of the leader of group 0; what is asked of each node is answered on each.
 pub(super) async fn answer(inner: &ClusterInner, request: MapRequest) -> Result<(), String> {
-    if let MapRequest::Speaks(_) | MapRequest::Note(_) = request {
-        return levels::answer(inner, &request).await;
+    match request {
+        MapRequest::Speaks(_) | MapRequest::Note(_) => return levels::answer(inner, &request).await,
+        MapRequest::Layout { of, layout } => return layout_requests::answer(inner, of, layout).await,
+        _ => {}
     }
     let replica = inner.map_replica().filter(|replica| leads(replica));
     let Some(replica) = replica else {
@@ -86,7 +88,9 @@ fn changes(map: &Map, request: &MapRequest) -> Result<Option<map::Changes>, Stri
         MapRequest::IsUnchanged { group, changed } | MapRequest::Hangs { group, changed } => {
             return map::unchanged(map, *group, *changed).map(|_| None);
         }
-        MapRequest::Speaks(_) | MapRequest::Note(_) | MapRequest::Finalize(_) => return Ok(None),
+        MapRequest::Speaks(_) | MapRequest::Note(_) | MapRequest::Finalize(_) | MapRequest::Layout { .. } => {
+            return Ok(None);
+        }
         MapRequest::Serve(node) => (node, NodeRole::Serves),
         MapRequest::Drain(node) => (node, NodeRole::Drains),
         MapRequest::Remove(node) => (node, NodeRole::Leaves { to: None }),

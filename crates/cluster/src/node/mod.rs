@@ -11,6 +11,8 @@ mod error;
 mod follower;
 mod gossip;
 mod joining;
+mod layout_requests;
+mod layouts;
 mod leaders;
 mod levels;
 mod map_requests;

@@ -17,8 +17,10 @@ use tokio::task::JoinSet;
 use crate::beat::Beat;
 use crate::blocking::blocking;
 use crate::ids::{GroupId, ReplicaId};
+use crate::layouts::Layouts;
 use crate::node::error::NodeError;
 use crate::node::gossip::{hear_what_is_led, say_what_is_led};
+use crate::node::layouts::{Homes, LogMoves, move_logs};
 use crate::node::options::NodeOptions;
 use crate::node::room::{MACHINES, reserves, watch_room};
 use crate::node::router::{Emptied, Router};
@@ -45,6 +47,9 @@ pub struct Node {
     reserves: Vec<Option<DiskReserve>>,
     transfers: Arc<Transfers>,
     maintenance: Mutex<JoinSet<()>>,
+    moves: Arc<LogMoves>,
+    /// Ended by [`LogMoves::end`]: a move is not to be given up in the middle.
+    mover: Mutex<JoinSet<()>>,
 }
 
 impl Node {
@@ -115,6 +120,8 @@ impl Node {
             reserves,
             transfers,
             maintenance: Mutex::default(),
+            moves: Arc::default(),
+            mover: Mutex::default(),
         };
         {
             // For all logs, those that are made later included.
@@ -142,6 +149,9 @@ impl Node {
                 }
             }
         }
+        let (router, peers) = (Arc::clone(&node.router), Arc::clone(&node.peers));
+        let mover = move_logs(router, peers, Arc::clone(&node.moves), node.homes());
+        node.mover.lock().spawn(mover);
         Ok(node)
     }
 
@@ -286,10 +296,36 @@ impl Node {
     /// on.
     fn machine_dir(&self, id: ReplicaId, disk: Option<usize>) -> PathBuf {
         let disks = &self.options.store.disks;
-        let dir = |disk: &PathBuf| disk.join(MACHINES).join(id.to_string());
-        let there = || disks.iter().find(|disk| self.device().list(&dir(disk)).is_ok());
-        let disk = disk.and_then(|disk| disks.get(disk)).or_else(there);
-        disk.or(disks.first()).map(dir).unwrap_or_default()
+        let disk = disk.or_else(|| self.homes().disk_of(id));
+        let disk = disk.and_then(|disk| disks.get(disk)).or(disks.first());
+        disk.map(|disk| disk.join(MACHINES).join(id.to_string()))
+            .unwrap_or_default()
+    }
+
+    /// Its disks.
+    pub(super) fn homes(&self) -> Homes {
+        Homes {
+            device: self.device(),
+            disks: self.options.store.disks.clone(),
+        }
+    }
+
+    /// Which logs its replicas are to be in.
+    #[must_use]
+    pub fn layouts(&self) -> Layouts {
+        self.router.store.layouts()
+    }
+
+    /// Says which logs its replicas are to be in. Those that are elsewhere move, one after the other, while they serve,
+    /// if the cluster has the feature level for it.
+    pub fn set_layouts(&self, layouts: Layouts) {
+        self.router.store.set_layouts(layouts);
+        self.moves.layout_changed();
+    }
+
+    /// How far the logs are that move.
+    pub(super) fn log_moves(&self) -> &LogMoves {
+        &self.moves
     }
 
     /// Says where a peer is.
@@ -307,6 +343,14 @@ impl Node {
     pub async fn close(self) -> Result<(), NodeError> {
         let mut maintenance = std::mem::take(&mut *self.maintenance.lock());
         maintenance.shutdown().await;
+        // Before replicas, whose appends may wait for a move.
+        self.moves.end();
+        let mut mover = std::mem::take(&mut *self.mover.lock());
+        while let Some(ended) = mover.join_next().await {
+            if let Err(error) = ended {
+                tracing::error!(%error, "what moves logs has ended before");
+            }
+        }
         for replica in self.router.take_all().into_values() {
             replica.close().await;
         }
@@ -372,6 +416,12 @@ async fn maintain(router: Arc<Router>, beat: Beat) {
 
 #[cfg(feature = "testing")]
 impl Node {
+    /// How many logs have moved since it was started.
+    #[must_use]
+    pub fn log_moves_made(&self) -> u64 {
+        self.moves.moved()
+    }
+
     /// Where it takes connections.
     #[must_use]
     pub fn address(&self) -> SocketAddr {

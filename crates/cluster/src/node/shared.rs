@@ -13,14 +13,14 @@ use tokio::sync::{Notify, watch};
 
 use crate::identity::{IdentityStore, NodeIdentity};
 use crate::ids::{GroupId, ReplicaId};
-use crate::map::{Founding, JoinRequest, Map};
+use crate::map::{Founding, JoinRequest, MAP_GROUP, Map, NodeRecord};
 use crate::node::Node;
 use crate::node::options::ClusterOptions;
 use crate::node::routing::{Routing, is_alive};
 use crate::node::steady::SteadyClock;
 use crate::raft::Replica;
-use crate::transport::wire::NodeId;
-use crate::transport::{NodeStates, Peers};
+use crate::transport::wire::{MapRequest, NodeId, Request, Response};
+use crate::transport::{Call, NodeStates, Peers};
 
 /// What the tasks of a node share.
 pub(super) struct ClusterInner {
@@ -43,6 +43,8 @@ pub(super) struct ClusterInner {
     pub(super) said_at: Mutex<BTreeMap<NodeId, SocketAddr>>,
     /// The newest feature level that this node has noted.
     pub(super) noted: AtomicU32,
+    /// One at a time changes which logs the replicas of this node are to be in.
+    pub(super) changing_layout: tokio::sync::Mutex<()>,
     /// Groups whose moves do not go on, as their leaders say, each with the epoch of its partition's last change.
     pub(super) hanging: Mutex<BTreeSet<(GroupId, u64)>>,
     /// What is wrong, by what it is about.
@@ -69,6 +71,7 @@ impl ClusterInner {
             taking_over: Notify::new(),
             said_at: Mutex::default(),
             noted: AtomicU32::new(identity.level),
+            changing_layout: tokio::sync::Mutex::default(),
             identity,
             hanging: Mutex::default(),
             problems: Mutex::default(),
@@ -102,6 +105,27 @@ impl ClusterInner {
     /// The same, as of now.
     pub(super) fn hears(&self, node: NodeId) -> bool {
         self.is_alive(&self.peers().states().borrow(), node)
+    }
+
+    /// Asks another node about what is its own, not the map's.
+    pub(super) async fn ask_node(&self, node: &NodeRecord, request: MapRequest) -> Result<(), String> {
+        let call = Call {
+            node: node.number,
+            group: MAP_GROUP,
+            from: self.identity.replica,
+            to: node.replica,
+            request: Request::ChangeMap(request),
+            within: self.options.times.append,
+        };
+        match self.peers().call(call).await {
+            Ok(Response::MapChanged) => Ok(()),
+            Ok(Response::Refusal(refusal)) => Err(refusal.to_string()),
+            Ok(other) => Err(format!("expected an answer to that, found {}", other.kind())),
+            Err(error) => {
+                tracing::debug!(%error, node = node.number, "a node does not answer a question about itself");
+                Err("it does not answer, or is of an older version".to_owned())
+            }
+        }
     }
 
     /// Lets a replica of this node stand for election, or not: none does once the node is about to end.

@@ -22,8 +22,11 @@ impl ClusterInner {
         let clock = clock.map(|problem| ("the clock".to_owned(), problem));
         let level = self.level_problem();
         let level = level.map(|problem| ("the feature level".to_owned(), problem));
+        let logs = self.node.log_moves().problem();
+        let logs = logs.map(|problem| ("the layout".to_owned(), problem));
         clock
             .chain(level)
+            .chain(logs)
             .chain(self.problems())
             .chain(self.refused_by())
             .collect()
@@ -139,6 +142,16 @@ impl ClusterInner {
             "collie_cluster_level",
             "The feature level of the cluster; 0: not known yet.",
             level,
+        ));
+        all.push(gauge(
+            "collie_cluster_logs_to_move",
+            "Replicas whose logs are elsewhere than the layout has them.",
+            self.node.log_moves().to_move(),
+        ));
+        all.push(counters(
+            "collie_cluster_log_moves_total",
+            "Logs of replicas that moved to where the layout has them.",
+            vec![(Vec::new(), self.node.log_moves().moved())],
         ));
         all.extend(self.of_moves());
         all.extend(self.of_partitions(&logs));

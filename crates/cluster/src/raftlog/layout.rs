@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::ids::{GroupId, ReplicaId};
+use crate::layouts::{Layout, Layouts};
 use crate::raftlog::error::StoreError;
 use crate::raftlog::limit::share;
 use crate::raftlog::moving::{move_to, without_room};
@@ -18,25 +19,13 @@ use crate::raftlog::options::NodeLogOptions;
 use crate::raftlog::recovery::Quarantined;
 use crate::raftlog::replica_log::ReplicaLog;
 
-/// Which log a new replica goes into. Replicas that are there stay where they are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
-pub enum Layout {
-    /// All in one log, on the first disk.
-    Shared,
-    /// One log for each disk.
-    #[default]
-    PerDisk,
-    /// A log for each replica, on its disk.
-    Private,
-}
-
 /// Options of all logs of a node.
 #[derive(Debug, Clone)]
 pub struct NodeStoreOptions {
     /// A directory on each disk. The first one's log also holds the tombstones.
     pub disks: Vec<PathBuf>,
-    /// Which log a new replica goes into, until [`NodeStore::set_layout`].
-    pub layout: Layout,
+    /// Which log a new replica goes into, until [`NodeStore::set_layouts`].
+    pub layout: Layouts,
     /// How logs of many replicas are opened.
     pub shared: NodeLogOptions,
     /// How logs of one replica are opened: small ones that keep little in memory. Those of a disk share
@@ -52,7 +41,7 @@ impl Default for NodeStoreOptions {
     fn default() -> Self {
         Self {
             disks: Vec::new(),
-            layout: Layout::default(),
+            layout: Layouts::default(),
             shared: NodeLogOptions::default(),
             private: NodeLogOptions::default(),
             set: None,
@@ -75,7 +64,7 @@ pub struct NodeStore {
     sets: Mutex<BTreeMap<usize, LogSet>>,
     /// The disks whose logs take no room. Changed with `logs` locked, so that it holds for all of them.
     withheld: Mutex<BTreeSet<usize>>,
-    layout: Mutex<Layout>,
+    layouts: Mutex<Layouts>,
     /// One replica moves at a time.
     moving: tokio::sync::Mutex<()>,
     /// A log that no replica is in is removed when no replica is being made.
@@ -157,7 +146,7 @@ impl NodeStore {
             logs: Mutex::new(BTreeMap::new()),
             sets: Mutex::new(options.set.iter().map(|set| (0, set.clone())).collect()),
             withheld: Mutex::default(),
-            layout: Mutex::new(options.layout),
+            layouts: Mutex::new(options.layout.clone()),
             moving: tokio::sync::Mutex::default(),
             creating: tokio::sync::RwLock::default(),
             pressed: Arc::default(),
@@ -196,7 +185,7 @@ impl NodeStore {
         for disk in 0..self.options.disks.len() {
             let dir = self.logs_dir(disk);
             let shared = LogPlace { disk, replica: None };
-            if disk > 0 && self.options.layout == Layout::PerDisk {
+            if disk > 0 && self.options.layout.has_log_of_disk(disk) {
                 places.push(shared);
             }
             let names = match self.device().list(&dir) {
@@ -300,10 +289,11 @@ impl NodeStore {
 
     /// The logs that no replica is in, and that none is to be in.
     fn unused(&self) -> Vec<LogPlace> {
-        let layout = *self.layout.lock();
+        let layouts = self.layouts();
         let logs = self.logs.lock();
         let unused = logs.iter().filter(|(place, log)| {
-            let is_wanted = **place == LogPlace::FIRST || (place.replica.is_none() && layout == Layout::PerDisk);
+            let is_of_disk = place.replica.is_none() && layouts.has_log_of_disk(place.disk);
+            let is_wanted = **place == LogPlace::FIRST || is_of_disk;
             !is_wanted && log.is_empty() && log.log().recovery().damaged.is_empty()
         });
         unused.map(|(place, _)| *place).collect()
@@ -327,7 +317,7 @@ impl NodeStore {
         };
         let limit = options.limit_in(&dir);
         // Where replicas have logs of their own, the shared one has little to do.
-        let is_small = place.replica.is_some() || self.options.layout == Layout::Private;
+        let is_small = place.replica.is_some() || self.options.layout.node() == Layout::Private;
         if is_small && options.log.threads && options.log.set.is_none() {
             options.log.set = Some(self.set(place.disk)?);
         }
@@ -491,7 +481,7 @@ impl NodeStore {
 
     /// Where the layout has the log of a replica.
     fn wanted(&self, id: ReplicaId, disk: usize) -> LogPlace {
-        match *self.layout.lock() {
+        match self.layouts.lock().of(id, disk) {
             Layout::Shared => LogPlace::FIRST,
             Layout::PerDisk => LogPlace { disk, replica: None },
             Layout::Private => LogPlace {
@@ -504,13 +494,13 @@ impl NodeStore {
     /// Which log a new replica goes into. Those that are there stay where they are until they are
     /// [moved](NodeStore::move_replica).
     #[must_use]
-    pub fn layout(&self) -> Layout {
-        *self.layout.lock()
+    pub fn layouts(&self) -> Layouts {
+        self.layouts.lock().clone()
     }
 
     /// Sets which log a new replica goes into.
-    pub fn set_layout(&self, layout: Layout) {
-        *self.layout.lock() = layout;
+    pub fn set_layouts(&self, layouts: Layouts) {
+        *self.layouts.lock() = layouts;
     }
 
     /// Whether the log of a replica, which has its home on this disk, is where the layout has it.
@@ -655,7 +645,7 @@ mod tests {
         };
         let options = NodeStoreOptions {
             disks: vec![dir.path().to_owned()],
-            layout: Layout::Private,
+            layout: Layout::Private.into(),
             shared: small.clone(),
             private: small,
             ..NodeStoreOptions::default()

@@ -32,7 +32,7 @@ mod shared;
 mod state;
 
 pub use error::StoreError;
-pub use layout::{Layout, NodeStore, NodeStoreOptions, Opened};
+pub use layout::{NodeStore, NodeStoreOptions, Opened};
 pub(crate) use limit::disk;
 pub use node_log::{NodeLog, NodeLogStats};
 pub use options::{NodeLogOptions, Retention};

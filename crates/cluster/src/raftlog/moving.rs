@@ -133,10 +133,7 @@ async fn finish(
         old.state.last_frame
     };
     from.replica.resumed.notify_waiters();
-    from.log
-        .node
-        .lock()
-        .retire(Arc::clone(&from.replica), last_frame);
+    from.log.node.lock().retire(Arc::clone(&from.replica), last_frame);
     without_room(from.log.append_directory(!from.log.threads))?;
     from.wait_async(from.log.log.appended()).await?;
     to.replica.live.lock().presence = Presence::Here;
@@ -155,7 +152,10 @@ fn append_last(from: &Place, to: &Place, generation: u32, payload: &mut Vec<u8>)
     let mut last = old.state.as_frame().ok_or(StoreError::Unknown { replica })?;
     last.generation = generation;
     if new.state.last != last.last {
-        let problem = format!("its copy ends with {:?}, and not with {:?}", new.state.last, last.last);
+        let problem = format!(
+            "its copy ends with {:?}, and not with {:?}",
+            new.state.last, last.last
+        );
         return Err(StoreError::Order { replica, problem });
     }
     let frame = StreamFrame::State(last);

@@ -391,7 +391,9 @@ impl Registry {
         let coming = self.coming.values();
         let coming = coming.map(|replica| (replica.identity.group, replica.identity.replica));
         let lost = self.quarantined.iter().filter(|lost| lost.coming);
-        coming.chain(lost.map(|lost| (lost.group, lost.replica))).collect()
+        coming
+            .chain(lost.map(|lost| (lost.group, lost.replica)))
+            .collect()
     }
 
     /// The replicas that are here and the generations of their streams.

@@ -81,7 +81,7 @@ impl Case {
             cache_bytes: 1 << 20,
             retention: None,
         };
-        options.store.layout = self.layout;
+        options.store.layout = self.layout.into();
         options.store.shared = log.clone();
         options.store.private = log;
     }

@@ -239,7 +239,7 @@ pub(crate) fn node_options(dir: &std::path::Path, log: LogOptions, peers: PeersO
     NodeOptions {
         store: NodeStoreOptions {
             disks: vec![dir.to_owned()],
-            layout: Layout::Shared,
+            layout: Layout::Shared.into(),
             shared: log.clone(),
             private: log,
             ..NodeStoreOptions::default()

@@ -13,6 +13,7 @@ mod addresses;
 mod clocks;
 mod elsewhere;
 mod formats;
+mod layouts;
 mod leaders;
 mod levels;
 mod lives;

@@ -48,7 +48,7 @@ fn led_here(site: &Site, slot: u16) -> Option<Arc<dyn Partition>> {
 }
 
 /// Sets a row in each partition.
-fn write(sites: &[Site], row: &str) {
+pub(super) fn write(sites: &[Site], row: &str) {
     for slot in SLOTS {
         until(sites, "a write", || {
             let mut alive = sites.iter().filter(|site| site.is_alive());
@@ -65,7 +65,7 @@ fn write(sites: &[Site], row: &str) {
 }
 
 /// Each partition has these rows, where it is led.
-fn assert_has(sites: &[Site], rows: &[&str]) {
+pub(super) fn assert_has(sites: &[Site], rows: &[&str]) {
     for slot in SLOTS {
         until(sites, "a read", || {
             let mut alive = sites.iter().filter(|site| site.is_alive());
@@ -85,7 +85,7 @@ fn assert_has(sites: &[Site], rows: &[&str]) {
     }
 }
 
-fn ask(site: &Site, request: NodeRequest) -> Result<(), String> {
+pub(super) fn ask(site: &Site, request: NodeRequest) -> Result<(), String> {
     site.with(|node, runtime| runtime.block_on(node.cluster().change_node(request)))
 }
 

@@ -111,7 +111,7 @@ impl Site {
             ..NodeLogOptions::default()
         };
         options.store = NodeStoreOptions {
-            layout: Layout::PerDisk,
+            layout: Layout::PerDisk.into(),
             shared: log.clone(),
             private: log,
             ..NodeStoreOptions::default()

@@ -87,7 +87,7 @@ impl Setup {
         };
         let options = NodeStoreOptions {
             disks: self.disks(),
-            layout: self.layout,
+            layout: self.layout.into(),
             private: shared.clone(),
             shared,
             ..NodeStoreOptions::default()
@@ -96,7 +96,11 @@ impl Setup {
     }
 
     fn disks(&self) -> Vec<PathBuf> {
-        let disks = if self.moves || self.layout == Layout::PerDisk { 2 } else { 1 };
+        let disks = if self.moves || self.layout == Layout::PerDisk {
+            2
+        } else {
+            1
+        };
         (0..disks).map(|disk| format!("/disk{disk}").into()).collect()
     }
 }
@@ -253,7 +257,9 @@ impl Node {
     /// Goes on with the move that is under way, if one is.
     fn go_on_moving(&self) {
         let mut moving = self.moving.borrow_mut();
-        let Some((id, future)) = moving.as_mut() else { return };
+        let Some((id, future)) = moving.as_mut() else {
+            return;
+        };
         let id = *id;
         if let Poll::Ready(done) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             *moving = None;
@@ -274,7 +280,7 @@ impl Node {
             let id = self.replicas[group as usize];
             let layouts = [Layout::Shared, Layout::PerDisk, Layout::Private];
             let (store, disk) = (Arc::clone(&self.store), (group % 2) as usize);
-            store.set_layout(layouts[rng.index(3)]);
+            store.set_layouts(layouts[rng.index(3)].into());
             let moving = async move { store.move_replica(id, disk, &|| true).await };
             *self.moving.borrow_mut() = Some((id, Box::pin(moving)));
         }
@@ -569,11 +575,7 @@ impl Node {
             left.quarantined()
         );
         let plain = found(&left, 1..=self.highest);
-        let verdict = self
-            .history
-            .lock()
-            .unwrap()
-            .judge(&self.setup, moment, &plain);
+        let verdict = self.history.lock().unwrap().judge(&self.setup, moment, &plain);
         verdict.unwrap_or_else(|wrong| panic!("{context}: {wrong}"));
         // Now and then what recovery did is all that the next process finds.
         if self.highest.is_multiple_of(2) {

@@ -95,7 +95,7 @@ impl Builder {
             .collect();
         NodeStoreOptions {
             disks,
-            layout: self.layout,
+            layout: self.layout.into(),
             shared: log.clone(),
             private: log,
             ..NodeStoreOptions::default()

@@ -157,7 +157,7 @@ impl Place {
         NodeOptions {
             store: NodeStoreOptions {
                 disks: vec![self.disk.path()],
-                layout: Layout::Shared,
+                layout: Layout::Shared.into(),
                 shared: log.clone(),
                 private: log,
                 ..NodeStoreOptions::default()

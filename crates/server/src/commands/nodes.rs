@@ -6,7 +6,7 @@ use tokio::runtime::Handle;
 
 use super::numbers::is;
 use super::row::{self, Command, container};
-use crate::cluster::{NodeInfo, NodeRequest, NodeRole, Topology};
+use crate::cluster::{LogLayout, LogsOf, NodeInfo, NodeRequest, NodeRole, Topology};
 use crate::cost::Aside;
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
@@ -38,6 +38,14 @@ const SUBCOMMANDS: &[Command] = &[
         .about("7.0.0", "cluster", "Returns this text.")
         .flags(&["loading", "stale"])
         .categories(&["@slow"]),
+    Command::new("collie.node|layout", -4, layout)
+        .about(
+            "7.0.0",
+            "cluster",
+            "Moves the logs of replicas of a node to one log or to several.",
+        )
+        .flags(CHANGES)
+        .categories(CATEGORIES),
     Command::new("collie.node|list", 2, list)
         .about("7.0.0", "cluster", "Lists the nodes and what they have.")
         .flags(&["stale"])
@@ -103,6 +111,28 @@ fn change(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 
 fn finalize(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     ask(exec, NodeRequest::Finalize)
+}
+
+/// `COLLIE.NODE LAYOUT node layout [DISK disk | PARTITION group]`.
+fn layout(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let node = number(request.at(2))?;
+    let name = request.at(3).to_ascii_lowercase();
+    let mut all = LogLayout::ALL.into_iter();
+    let layout = all.find(|layout| layout.name().as_bytes() == name);
+    let layout = layout.ok_or("ERR a layout is shared, per-disk or private")?;
+    let of = match request.len() {
+        4 => LogsOf::Node,
+        6 if is(request.at(4), "DISK") => {
+            let disk = parse_i64(request.at(5)).and_then(|disk| u32::try_from(disk).ok());
+            LogsOf::Disk(disk.ok_or("ERR a disk is named by its number, counted from 0")?)
+        }
+        6 if is(request.at(4), "PARTITION") => {
+            let group = parse_i64(request.at(5)).and_then(|group| u64::try_from(group).ok());
+            LogsOf::Partition(group.ok_or("ERR a partition is named by the number of its group")?)
+        }
+        _ => return Err(text::SYNTAX.into()),
+    };
+    ask(exec, NodeRequest::Layout { node, of, layout })
 }
 
 /// Waits until the map is changed, or is not.

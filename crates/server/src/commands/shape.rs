@@ -136,6 +136,8 @@ impl Shape {
             ("total_cluster_links_buffer_limit_exceeded", "0".to_owned()),
             ("collie_level", self.topology.level.to_string()),
             ("collie_newest_level", self.topology.newest_level.to_string()),
+            ("collie_layout", self.topology.logs.layout.name().to_owned()),
+            ("collie_logs_to_move", self.topology.logs.to_move.to_string()),
             ("collie_slots_led", service.led_text()),
         ];
         let fields = fields.iter().map(|(name, value)| format!("{name}:{value}\r\n"));

@@ -12,8 +12,9 @@ use std::time::Duration;
 use collie_db::Value;
 use collie_io::{Clock, RealClock};
 use collie_server::cluster::{
-    Applied, Cluster, Endpoint, Evaluation, Figure, Leadership, NodeInfo, NodeRequest, NodeRole, Partition,
-    PartitionInfo, Refused, Route, Rows, SLOTS, Settled, Settling, StoredRow, Topology, Walked, slot_of,
+    Applied, Cluster, Endpoint, Evaluation, Figure, Leadership, LogLayout, LogsInfo, NodeInfo, NodeRequest,
+    NodeRole, Partition, PartitionInfo, Refused, Route, Rows, SLOTS, Settled, Settling, StoredRow, Topology,
+    Walked, slot_of,
 };
 use tokio::sync::watch;
 
@@ -409,6 +410,10 @@ impl Cluster for Fake {
             level: 1,
             newest_level: 2,
             own: 1,
+            logs: LogsInfo {
+                layout: LogLayout::Private,
+                to_move: 3,
+            },
             nodes: (1..=3).map(node).collect(),
             partitions: self.partitions.iter().map(partition).collect(),
         })

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use collie_server::cluster::NodeRequest;
+use collie_server::cluster::{LogLayout, LogsOf, NodeRequest};
 
 use crate::fake::Role;
 use crate::node;
@@ -278,20 +278,29 @@ fn nodes_are_listed_and_what_is_asked_of_them_is_handed_on() {
         "COLLIE.NODE REMOVE 3",
         "COLLIE.NODE REPLACE 1 3",
         "COLLIE.NODE FINALIZE",
+        "COLLIE.NODE LAYOUT 1 per-disk",
+        "collie.node layout 2 PRIVATE disk 1",
+        "COLLIE.NODE LAYOUT 2 shared PARTITION 7",
     ] {
         assert_eq!(client.line(line), "+OK\r\n", "{line}");
     }
     let asked = node.fake.node_requests.lock().unwrap().clone();
+    let layout = |node, of, layout| NodeRequest::Layout { node, of, layout };
     let expected = [
         NodeRequest::Drain(2),
         NodeRequest::Serve(2),
         NodeRequest::Remove(3),
         NodeRequest::Replace { node: 1, by: 3 },
         NodeRequest::Finalize,
+        layout(1, LogsOf::Node, LogLayout::PerDisk),
+        layout(2, LogsOf::Disk(1), LogLayout::Private),
+        layout(2, LogsOf::Partition(7), LogLayout::Shared),
     ];
     let info = client.line("CLUSTER INFO");
     assert!(
-        info.contains("\r\ncollie_level:1\r\ncollie_newest_level:2\r\n"),
+        info.contains(
+            "\r\ncollie_level:1\r\ncollie_newest_level:2\r\ncollie_layout:private\r\ncollie_logs_to_move:3\r\n"
+        ),
         "{info}"
     );
     assert_eq!(asked, expected);
@@ -301,6 +310,16 @@ fn nodes_are_listed_and_what_is_asked_of_them_is_handed_on() {
         ("COLLIE.NODE DRAIN -1", "-ERR a node is named by its number"),
         ("COLLIE.NODE REPLACE 1", "-ERR wrong number of arguments"),
         ("COLLIE.NODE STOP 1", "-ERR unknown subcommand 'STOP'"),
+        (
+            "COLLIE.NODE LAYOUT 1 two",
+            "-ERR a layout is shared, per-disk or private",
+        ),
+        ("COLLIE.NODE LAYOUT 1 shared disk", "-ERR syntax error"),
+        (
+            "COLLIE.NODE LAYOUT 1 shared disk -1",
+            "-ERR a disk is named by its number",
+        ),
+        ("COLLIE.NODE LAYOUT 1 shared tape 1", "-ERR syntax error"),
     ] {
         let refused = client.line(line);
         assert!(refused.starts_with(refusal), "{line}: {refused}");

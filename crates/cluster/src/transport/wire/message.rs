@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{EntryId, GroupId, ReplicaId, Vote};
+use crate::layouts::Layout;
 use crate::transport::wire::ids::{ClusterId, NodeId, Payload, list};
 use crate::transport::wire::kind::{Kind, VERSION, WireError};
 use crate::transport::wire::snapshot::{FILES_MAX, Installed, Offer, Piece, SnapshotEnd, Stored, Wanted};
@@ -315,6 +316,24 @@ pub enum MapRequest {
     Note(u32),
     /// The cluster is to have a feature level that all nodes speak.
     Finalize(u32),
+    /// The replicas of the node that is asked have their logs so. The map does not change.
+    Layout {
+        /// Which replicas.
+        of: LayoutOf,
+        /// Which logs.
+        layout: Layout,
+    },
+}
+
+/// The replicas of a node that a layout is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LayoutOf {
+    /// All.
+    Node,
+    /// Those on a disk, counted from 0.
+    Disk(u32),
+    /// That of a group.
+    Group(GroupId),
 }
 
 /// Where a node is.

@@ -17,8 +17,8 @@ pub use ids::{ClusterId, NodeId, Payload};
 pub use kind::{Kind, VERSION, WireError};
 pub use message::{
     Append, Appended, DISKS_MAX, ENTRIES_MAX, HandOver, Hello, Join, JoinAnswer, Joined, LED_MAX, Lane,
-    Leads, LogEntry, MEMBERS_MAX, MapRequest, Message, PEERS_MAX, Park, Ping, Place, Pong, Refusal, Refused,
-    Request, Response, Room, Site, TEXT_MAX, TransferLeader, VoteAnswer, VoteRequest,
+    LayoutOf, Leads, LogEntry, MEMBERS_MAX, MapRequest, Message, PEERS_MAX, Park, Ping, Place, Pong, Refusal,
+    Refused, Request, Response, Room, Site, TEXT_MAX, TransferLeader, VoteAnswer, VoteRequest,
 };
 pub use snapshot::{
     FILES_MAX, FileName, FileOffer, Installed, NAME_MAX, Offer, Piece, SnapshotEnd, Stored, Wanted,

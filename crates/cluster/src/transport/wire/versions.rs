@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::fixtures::fixture;
 use crate::ids::{EntryId, LeaderId, Vote};
+use crate::layouts::Layout;
 
 const CLUSTER: ClusterId = *b"cluster of tests";
 
@@ -157,6 +158,10 @@ fn requests() -> Vec<(&'static str, Request)> {
         group: 52,
         changed: 530,
     };
+    let layout = MapRequest::Layout {
+        of: LayoutOf::Disk(65),
+        layout: Layout::Private,
+    };
     let describe = MapRequest::Describe {
         node: 56,
         site: Site {
@@ -201,6 +206,7 @@ fn requests() -> Vec<(&'static str, Request)> {
             "change-map-finalize",
             Request::ChangeMap(MapRequest::Finalize(64)),
         ),
+        ("change-map-layout", Request::ChangeMap(layout)),
         ("park", Request::Park(park)),
         ("wake", Request::Wake),
     ]

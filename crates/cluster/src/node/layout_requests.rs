@@ -1,0 +1,89 @@
+//! What an operator asks of the logs of a node: it is stored, and then the logs move.
+
+use crate::blocking::blocking;
+use crate::identity::LayoutRecord;
+use crate::ids::ReplicaId;
+use crate::layouts::{Layout, Layouts};
+use crate::node::layouts::{Homes, LEVEL_OF_LAYOUTS};
+use crate::node::shared::ClusterInner;
+use crate::transport::wire::{LayoutOf, MapRequest, NodeId};
+
+/// Has a node move the logs of replicas.
+pub(super) async fn ask(inner: &ClusterInner, node: NodeId, request: MapRequest) -> Result<(), String> {
+    let map = inner.map().ok_or("this node has no map yet: ask again")?;
+    let level = map.cluster.level;
+    if level < LEVEL_OF_LAYOUTS {
+        return Err(format!(
+            "the cluster has feature level {level}, and logs move from level {LEVEL_OF_LAYOUTS} on: ask for `collie cluster \
+             finalize` once all nodes run this version to stay"
+        ));
+    }
+    let Some(record) = map.nodes.get(&node) else {
+        let nodes: Vec<_> = map.nodes.keys().map(NodeId::to_string).collect();
+        return Err(format!(
+            "the cluster has no node {node}; it has nodes {}",
+            nodes.join(", ")
+        ));
+    };
+    match (node == inner.number(), &request) {
+        (true, MapRequest::Layout { of, layout }) => answer(inner, *of, *layout).await,
+        _ => inner.ask_node(record, request).await,
+    }
+}
+
+/// Stores which logs replicas of this node are to be in, and has them moved.
+pub(super) async fn answer(inner: &ClusterInner, of: LayoutOf, layout: Layout) -> Result<(), String> {
+    let _others = inner.changing_layout.lock().await;
+    let replicas = inner.node.replicas();
+    let ids: Vec<_> = replicas.iter().map(|replica| replica.id()).collect();
+    let one = match of {
+        LayoutOf::Group(group) => {
+            let replica = replicas.iter().find(|replica| replica.group() == group);
+            Some(
+                replica
+                    .ok_or_else(|| format!("this node has no replica of partition {group}"))?
+                    .id(),
+            )
+        }
+        LayoutOf::Node | LayoutOf::Disk(_) => None,
+    };
+    let (layouts, homes, store) = (inner.node.layouts(), inner.node.homes(), inner.store.clone());
+    let option = inner.options.store.layout.node();
+    let stored = blocking(move || {
+        let layouts = after(layouts, (of, one, layout), &ids, &homes)?;
+        let record = LayoutRecord { option, layouts };
+        store.set_layout(&record).map_err(|error| error.to_string())?;
+        Ok::<_, String>(record.layouts)
+    });
+    inner.node.set_layouts(stored.await?);
+    Ok(())
+}
+
+/// The layouts of a node after a change, of one replica or more. Blocks.
+fn after(
+    mut layouts: Layouts,
+    (of, one, layout): (LayoutOf, Option<ReplicaId>, Layout),
+    replicas: &[ReplicaId],
+    homes: &Homes,
+) -> Result<Layouts, String> {
+    layouts.keep_replicas(replicas);
+    match (of, one) {
+        (_, Some(replica)) => {
+            let disk = homes.disk_of(replica).unwrap_or(0);
+            layouts.set_replica(replica, disk, layout);
+        }
+        (LayoutOf::Disk(disk), _) if disk as usize >= homes.disks.len() => {
+            return Err(format!(
+                "this node has no disk {disk}: it has {}, counted from 0",
+                homes.disks.len()
+            ));
+        }
+        (LayoutOf::Disk(disk), _) => {
+            let here = replicas.iter().copied();
+            let here = here.filter(|id| homes.disk_of(*id) == Some(disk as usize));
+            layouts.set_disk(disk, layout, &here.collect::<Vec<_>>());
+        }
+        _ => layouts.set_node(layout),
+    }
+    Ok(layouts)
+}

@@ -1,0 +1,140 @@
+//! The logs of replicas are where the layout has them: one that is elsewhere moves, while it serves.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use collie_io::Device;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::sleep;
+
+use crate::blocking::blocking;
+use crate::ids::ReplicaId;
+use crate::node::room::MACHINES;
+use crate::node::router::Router;
+use crate::raftlog::ReplicaLog;
+use crate::transport::Peers;
+
+/// From this feature level on the logs of replicas move: a version that does not speak it takes a copy that is not
+/// complete for the replica.
+pub(super) const LEVEL_OF_LAYOUTS: u32 = 3;
+/// What could not be moved is tried again after this time.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How far the logs of a node are, and what is to be done about it.
+#[derive(Debug, Default)]
+pub(super) struct LogMoves {
+    /// Replicas whose logs are elsewhere than the layout has them.
+    to_move: AtomicUsize,
+    /// Those that have moved since the process began.
+    moved: AtomicU64,
+    /// Why one does not move.
+    problem: Mutex<Option<String>>,
+    changed: Notify,
+    ends: AtomicBool,
+}
+
+impl LogMoves {
+    // Relaxed, here and below: numbers and a flag by themselves.
+    pub(super) fn to_move(&self) -> usize {
+        self.to_move.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn moved(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
+    }
+
+    /// Why the log of a replica does not move, if one was tried and does not.
+    pub(super) fn problem(&self) -> Option<String> {
+        self.problem.lock().clone()
+    }
+
+    /// Which logs replicas are to be in is another one.
+    pub(super) fn layout_changed(&self) {
+        // How many are is known once it was looked.
+        self.to_move.fetch_max(1, Ordering::Relaxed);
+        self.changed.notify_one();
+    }
+
+    /// No other move begins, and the one under way goes back, or ends.
+    pub(super) fn end(&self) {
+        self.ends.store(true, Ordering::Relaxed);
+        self.changed.notify_one();
+    }
+
+    fn goes_on(&self) -> bool {
+        !self.ends.load(Ordering::Relaxed)
+    }
+}
+
+/// The disks of a node, and the tables on them.
+#[derive(Clone)]
+pub(super) struct Homes {
+    pub(super) device: Arc<dyn Device>,
+    pub(super) disks: Vec<PathBuf>,
+}
+
+impl Homes {
+    /// The disk that the tables of a replica are on. Blocks.
+    pub(super) fn disk_of(&self, id: ReplicaId) -> Option<usize> {
+        let dir = |disk: &PathBuf| disk.join(MACHINES).join(id.to_string());
+        self.disks
+            .iter()
+            .position(|disk| self.device.list(&dir(disk)).is_ok())
+    }
+}
+
+/// Moves the logs of replicas, one after the other, whenever the layout has another place for them.
+pub(super) async fn move_logs(router: Arc<Router>, peers: Arc<Peers>, moves: Arc<LogMoves>, homes: Homes) {
+    while moves.goes_on() {
+        let left = elsewhere(&router, &homes).await;
+        moves.to_move.store(left.len(), Ordering::Relaxed);
+        if left.is_empty() {
+            *moves.problem.lock() = None;
+            moves.changed.notified().await;
+            continue;
+        }
+        let mut has_failed = peers.level() < LEVEL_OF_LAYOUTS;
+        for (replica, disk) in left.into_iter().filter(|_| !has_failed) {
+            let id = replica.replica();
+            let goes_on = || moves.goes_on();
+            match router.store.move_replica(id, disk, &goes_on).await {
+                Ok(has_moved) => {
+                    moves.moved.fetch_add(u64::from(has_moved), Ordering::Relaxed);
+                    moves.to_move.fetch_sub(1, Ordering::Relaxed);
+                    *moves.problem.lock() = None;
+                }
+                Err(_) if !moves.goes_on() => return,
+                Err(error) => {
+                    let problem = format!("the log of replica {id} does not move for now: {error}");
+                    tracing::warn!("{problem}");
+                    *moves.problem.lock() = Some(problem);
+                    has_failed = true;
+                    break;
+                }
+            }
+        }
+        if has_failed {
+            sleep(PAUSE).await;
+        }
+    }
+}
+
+/// The replicas whose logs are elsewhere than the layout has them, and the disks of their tables.
+async fn elsewhere(router: &Arc<Router>, homes: &Homes) -> Vec<(ReplicaLog, usize)> {
+    let (router, homes) = (Arc::clone(router), homes.clone());
+    let look = move || {
+        let replicas = router.store.replicas().into_iter();
+        let homes = replicas.filter_map(|replica| {
+            // Without tables it is just being made, or removed.
+            let disk = homes.disk_of(replica.replica())?;
+            Some((replica, disk))
+        });
+        homes
+            .filter(|(replica, disk)| !router.store.is_placed(replica, *disk))
+            .collect()
+    };
+    blocking(look).await
+}

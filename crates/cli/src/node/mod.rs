@@ -272,7 +272,7 @@ fn options(args: &NodeArgs) -> anyhow::Result<ClusterOptions> {
     };
     options.store = NodeStoreOptions {
         disks: args.data.clone(),
-        layout: Layout::from(args.layout).into(),
+        layout: collie_cluster::Layout::from(args.layout).into(),
         shared: NodeLogOptions {
             log: LogOptions {
                 // Entries are answered for once they are on disk: a ring that survives the process gains nothing.

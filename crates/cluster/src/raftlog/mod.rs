@@ -16,7 +16,6 @@ mod admission;
 mod completion;
 mod error;
 pub(crate) mod frames;
-mod home;
 mod index;
 mod layout;
 mod limit;

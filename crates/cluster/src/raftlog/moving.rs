@@ -15,9 +15,9 @@ use collie_log::LogError;
 use crate::ids::{EntryId, ReplicaId};
 use crate::raftlog::error::StoreError;
 use crate::raftlog::frames::StreamFrame;
-use crate::raftlog::home::Place;
 use crate::raftlog::node_log::NodeLog;
 use crate::raftlog::replica_log::ReplicaLog;
+use crate::raftlog::shared::Residence;
 use crate::raftlog::state::Presence;
 
 /// Entries are copied in steps of about so many bytes.
@@ -33,7 +33,7 @@ pub(super) async fn move_to(
     from_log: [u8; 16],
     goes_on: &(dyn Fn() -> bool + Sync),
 ) -> Result<(), StoreError> {
-    let from = replica.place();
+    let from = replica.residence();
     let unknown = || StoreError::Unknown {
         replica: replica.replica(),
     };
@@ -42,7 +42,7 @@ pub(super) async fn move_to(
     first.from_log = from_log;
     first.last = first.purged;
     let copy = target.begin(first).await?;
-    let to = copy.place();
+    let to = copy.residence();
     loop {
         while copy_step(replica, &copy).await? > LAST_STEP && goes_on() {
             refuse_full(target)?;
@@ -89,8 +89,8 @@ async fn copy_step(replica: &ReplicaLog, copy: &ReplicaLog) -> Result<u64, Store
     let bytes = entries.iter().map(|entry| entry.payload.len() as u64 + 64).sum();
     copy.append(entries, |_| {}).await?;
     // No faster than the device takes them.
-    let place = copy.place();
-    place.wait_async(place.log.log.appended()).await?;
+    let to = copy.residence();
+    to.wait_async(to.log.log.appended()).await?;
     Ok(bytes)
 }
 
@@ -102,7 +102,7 @@ async fn finish(
     generation: u32,
     payload: &mut Vec<u8>,
 ) -> Result<(), StoreError> {
-    let (from, to) = (replica.place(), copy.place());
+    let (from, to) = (replica.residence(), copy.residence());
     let mut pause = Pause::begin(&from)?;
     while copy_step(replica, copy).await? > 0 {}
     // Who waits for it hears of it before the old log goes.
@@ -111,7 +111,8 @@ async fn finish(
     // From here on the copy may be found complete after a stop. If it is not known to be, nothing may be appended to
     // either log any more: the new one has failed, and with it the node.
     pause.is_decided = true;
-    *to.replica.home.lock() = Arc::downgrade(replica.home());
+    let home = Arc::downgrade(replica.home());
+    target.shared.homes.lock().insert(to.replica.stream, home);
     if !target.shared.node.lock().has_come(&to.replica) {
         let replica = replica.replica();
         return Err(StoreError::Removed { replica });
@@ -142,7 +143,12 @@ async fn finish(
 }
 
 /// Says that the copy is complete: it has all entries, and what else there is stands in this frame.
-fn append_last(from: &Place, to: &Place, generation: u32, payload: &mut Vec<u8>) -> Result<(), StoreError> {
+fn append_last(
+    from: &Residence,
+    to: &Residence,
+    generation: u32,
+    payload: &mut Vec<u8>,
+) -> Result<(), StoreError> {
     let old = from.replica.live.lock();
     let mut new = to.replica.live.lock();
     let replica = from.replica.identity.replica;
@@ -177,12 +183,12 @@ pub(super) fn without_room(appended: Result<(), StoreError>) -> Result<(), Store
 
 /// Appends wait. Dropped, they go on where they were, unless that is decided otherwise.
 struct Pause<'a> {
-    from: &'a Place,
+    from: &'a Residence,
     is_decided: bool,
 }
 
 impl<'a> Pause<'a> {
-    fn begin(from: &'a Place) -> Result<Self, StoreError> {
+    fn begin(from: &'a Residence) -> Result<Self, StoreError> {
         let mut live = from.replica.live.lock();
         if live.state.removed {
             let replica = from.replica.identity.replica;

@@ -10,11 +10,10 @@ use tokio::sync::Notify;
 use crate::ids::{GroupId, ReplicaId};
 use crate::raftlog::error::StoreError;
 use crate::raftlog::frames::{State, Tombstone};
-use crate::raftlog::home::Home;
 use crate::raftlog::options::NodeLogOptions;
 use crate::raftlog::recovery::Quarantined;
 use crate::raftlog::replica_log::ReplicaLog;
-use crate::raftlog::shared::NodeLogInner;
+use crate::raftlog::shared::{Home, NodeLogInner};
 use crate::raftlog::state::ReplicaStream;
 
 /// An open log of a node. Clones are handles to the same log.
@@ -87,13 +86,16 @@ impl NodeLog {
     }
 
     pub(super) fn handle(&self, replica: Arc<ReplicaStream>) -> ReplicaLog {
-        let mut known = replica.home.lock();
-        let home = known.upgrade().unwrap_or_else(|| {
-            let home = Home::new(Arc::clone(&self.shared), Arc::clone(&replica));
+        let mut homes = self.shared.homes.lock();
+        let known = homes.entry(replica.stream).or_default();
+        // The number may have been another replica's before.
+        let home = known.upgrade().filter(|home| home.is_of(&replica));
+        let home = home.unwrap_or_else(|| {
+            let home = Home::new(Arc::clone(&self.shared), replica);
             *known = Arc::downgrade(&home);
             home
         });
-        drop(known);
+        drop(homes);
         ReplicaLog::new(home)
     }
 

@@ -8,10 +8,9 @@ use collie_log::{LogError, Lsn, Span};
 use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
 use crate::raftlog::error::StoreError;
 use crate::raftlog::frames::{ENTRIES_HEAD, ENTRY_HEAD, Entries, Payloads, PayloadsBuf, StreamFrame};
-use crate::raftlog::home::{Home, Place};
 use crate::raftlog::index::Run;
 use crate::raftlog::patience::Patience;
-use crate::raftlog::shared::NodeLogInner;
+use crate::raftlog::shared::{Home, NodeLogInner, Residence};
 use crate::raftlog::state::{Holding, Live, Presence, StreamState};
 
 /// An entry of a group's log.
@@ -46,10 +45,10 @@ pub struct ReplicaLog {
 
 impl std::fmt::Debug for ReplicaLog {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let place = self.place();
+        let residence = self.residence();
         f.debug_struct("ReplicaLog")
-            .field("identity", &place.replica.identity)
-            .field("stream", &place.replica.stream)
+            .field("identity", &residence.replica.identity)
+            .field("stream", &residence.replica.stream)
             .finish_non_exhaustive()
     }
 }
@@ -64,38 +63,38 @@ impl ReplicaLog {
     }
 
     /// Where it is now.
-    pub(super) fn place(&self) -> Arc<Place> {
-        self.home.place()
+    pub(super) fn residence(&self) -> Arc<Residence> {
+        self.home.residence()
     }
 
     /// The log that it is in.
     pub(super) fn shared(&self) -> Arc<NodeLogInner> {
-        Arc::clone(&self.place().log)
+        Arc::clone(&self.residence().log)
     }
 
     /// Its id.
     #[must_use]
     pub fn replica(&self) -> ReplicaId {
-        self.place().replica.identity.replica
+        self.residence().replica.identity.replica
     }
 
     /// Its group.
     #[must_use]
     pub fn group(&self) -> GroupId {
-        self.place().replica.identity.group
+        self.residence().replica.identity.group
     }
 
     /// Its vote, which may not be durable yet if it is being saved.
     #[must_use]
     pub fn vote(&self) -> Option<Vote> {
-        self.place().replica.live.lock().state.vote
+        self.residence().replica.live.lock().state.vote
     }
 
     /// Where it begins and ends.
     #[must_use]
     pub fn bounds(&self) -> Bounds {
-        let place = self.place();
-        let live = place.replica.live.lock();
+        let residence = self.residence();
+        let live = residence.replica.live.lock();
         Bounds {
             purged: live.state.purged,
             last: live.state.last,
@@ -105,14 +104,14 @@ impl ReplicaLog {
     /// The last entry that is known to be committed, of those that are here.
     #[must_use]
     pub fn committed(&self) -> Option<EntryId> {
-        self.place().replica.live.lock().state.committed()
+        self.residence().replica.live.lock().state.committed()
     }
 
     /// The last entry of each leader that has any here, in their order.
     #[must_use]
     pub fn last_of_leaders(&self) -> Vec<EntryId> {
-        let place = self.place();
-        let live = place.replica.live.lock();
+        let residence = self.residence();
+        let live = residence.replica.live.lock();
         let state = &live.state;
         let mut ids: Vec<EntryId> = Vec::new();
         for (index, leader) in state.index.leaders() {
@@ -130,8 +129,8 @@ impl ReplicaLog {
     /// The id of an entry that is here, or of the last that was purged.
     #[must_use]
     pub fn id(&self, index: u64) -> Option<EntryId> {
-        let place = self.place();
-        let live = place.replica.live.lock();
+        let residence = self.residence();
+        let live = residence.replica.live.lock();
         match live.state.purged {
             Some(purged) if purged.index == index => Some(purged),
             _ => live.state.id(index),
@@ -140,8 +139,8 @@ impl ReplicaLog {
 
     /// Whether an entry is here, or was until it was purged.
     pub(crate) fn had(&self, id: EntryId) -> bool {
-        let place = self.place();
-        let live = place.replica.live.lock();
+        let residence = self.residence();
+        let live = residence.replica.live.lock();
         // What was purged is committed, so that no other has its index.
         let purged = live.state.purged.is_some_and(|purged| id.index <= purged.index);
         purged || live.state.id(id.index) == Some(id)
@@ -151,10 +150,10 @@ impl ReplicaLog {
     /// be lower for a moment when entries are appended anew. Does not block.
     #[must_use]
     pub fn durable_through(&self) -> Option<u64> {
-        let place = self.place();
+        let residence = self.residence();
         // Before the state: a frame that is found there may have become durable since.
-        let durable = place.log.log.durable();
-        let live = place.replica.live.lock();
+        let durable = residence.log.log.durable();
+        let live = residence.replica.live.lock();
         let here = live
             .state
             .index
@@ -169,9 +168,9 @@ impl ReplicaLog {
     /// # Errors
     /// The log's, and [`StoreError::Order`] where there is no such entry.
     pub fn wait_durable(&self, index: u64) -> Result<(), StoreError> {
-        let place = self.place();
+        let residence = self.residence();
         let end = {
-            let live = place.replica.live.lock();
+            let live = residence.replica.live.lock();
             if live.state.purged.is_some_and(|purged| index <= purged.index) {
                 return Ok(());
             }
@@ -179,7 +178,7 @@ impl ReplicaLog {
             let run = run.ok_or_else(|| self.order(format!("entry {index} is not in the log")))?;
             run.lsn + u64::from(run.bytes)
         };
-        place.wait(end)
+        residence.wait(end)
     }
 
     /// Saves the vote. It is on the device when this returns, whatever entries wait for.
@@ -188,8 +187,8 @@ impl ReplicaLog {
     /// The log's, and [`StoreError::Removed`].
     pub async fn save_vote(&self, vote: Vote) -> Result<(), StoreError> {
         let said = self.append_saying(|_| Ok(Some(StreamFrame::Vote(vote)))).await?;
-        if let Some((place, span)) = said {
-            place.wait_async(span.end).await?;
+        if let Some((residence, span)) = said {
+            residence.wait_async(span.end).await?;
         }
         Ok(())
     }
@@ -234,9 +233,9 @@ impl ReplicaLog {
         }
         match last {
             // What of them was appended before it moved here is on the device.
-            Some((place, span)) => {
-                place.log.when_durable(span.end, Box::new(done));
-                place.replica.trim_cache(place.log.cache_cut());
+            Some((residence, span)) => {
+                residence.log.when_durable(span.end, Box::new(done));
+                residence.replica.trim_cache(residence.log.cache_cut());
             }
             None => done(Ok(())),
         }
@@ -297,16 +296,16 @@ impl ReplicaLog {
     /// # Errors
     /// As [`ReplicaLog::purge`].
     pub async fn purge_durably(&self, through: EntryId) -> Result<(), StoreError> {
-        let (place, end) = match self.append_purge(through).await? {
-            Some((place, span)) => (place, span.end),
+        let (residence, end) = match self.append_purge(through).await? {
+            Some((residence, span)) => (residence, span.end),
             // Where it was purged before, that may not be durable yet.
             None => {
-                let place = self.place();
-                let end = place.log.log.appended();
-                (place, end)
+                let residence = self.residence();
+                let end = residence.log.log.appended();
+                (residence, end)
             }
         };
-        place.wait_async(end).await
+        residence.wait_async(end).await
     }
 
     async fn append_purge(&self, through: EntryId) -> Result<Option<Appended>, StoreError> {
@@ -320,15 +319,15 @@ impl ReplicaLog {
     /// Notes what is committed. It becomes durable with the next entries, or with the next call of
     /// [`NodeLog::maintain`](crate::NodeLog::maintain): it is a hint.
     pub fn save_committed(&self, id: EntryId) {
-        let place = self.place();
-        let mut live = place.replica.live.lock();
+        let residence = self.residence();
+        let mut live = residence.replica.live.lock();
         let last = live.state.last.map(|last| last.index);
         live.state.commit(last.map(|last| last.min(id.index)));
     }
 
     /// Appends what is committed, if no frame says so yet.
     pub(super) async fn say_committed(&self) -> Result<(), StoreError> {
-        if self.place().replica.live.lock().has_said_committed() {
+        if self.residence().replica.live.lock().has_said_committed() {
             return Ok(());
         }
         let make = |state: &StreamState| {
@@ -350,12 +349,12 @@ impl ReplicaLog {
     /// [`StoreError::Removed`], the log's, and those of [`ReplicaLog::read`].
     pub async fn rewrite(&self, entries: bool) -> Result<u64, StoreError> {
         let say = |state: &StreamState| Ok(state.as_frame().map(StreamFrame::State));
-        let Some((place, said)) = self.append_saying(say).await? else {
+        let Some((residence, said)) = self.append_saying(say).await? else {
             return Ok(0);
         };
         let mut bytes = said.end - said.start;
         let runs: Vec<Run> = match entries {
-            true => place.replica.live.lock().state.index.runs_from(0).collect(),
+            true => residence.replica.live.lock().state.index.runs_from(0).collect(),
             false => Vec::new(),
         };
         for run in runs.into_iter().filter(|run| run.lsn < said.start) {
@@ -393,14 +392,14 @@ impl ReplicaLog {
                 oldest = live.state.oldest_needed();
             })
             .await?;
-        if let Some((place, span)) = &appended {
-            let pinned = Arc::clone(place);
+        if let Some((residence, span)) = &appended {
+            let pinned = Arc::clone(residence);
             let pin = move |answer: Result<(), StoreError>| {
                 if answer.is_ok() {
                     pinned.replica.pin(&pinned.log.log, oldest);
                 }
             };
-            place.log.when_durable(span.end, Box::new(pin));
+            residence.log.when_durable(span.end, Box::new(pin));
         }
         Ok(appended)
     }
@@ -415,11 +414,11 @@ impl ReplicaLog {
     ) -> Result<Option<Appended>, StoreError> {
         let mut is_said = false;
         loop {
-            let place = self.place();
+            let residence = self.residence();
             // Before the lock: it may be notified as soon as that is free.
-            let resumed = place.replica.resumed.notified();
+            let resumed = residence.replica.resumed.notified();
             let appended = {
-                let mut live = place.replica.live.lock();
+                let mut live = residence.replica.live.lock();
                 let live = &mut *live;
                 if live.state.removed {
                     let replica = self.replica();
@@ -432,12 +431,15 @@ impl ReplicaLog {
                         };
                         let prev = live.state.last_frame;
                         frame.encode(prev, &mut live.payload);
-                        match place.log.append(place.replica.stream, &frame, &live.payload) {
+                        match residence
+                            .log
+                            .append(residence.replica.stream, &frame, &live.payload)
+                        {
                             Ok(span) => {
                                 live.state.apply(prev, &frame, span);
                                 debug_assert_eq!(live.state.contradiction, None);
                                 applied(live, span);
-                                return Ok(Some((Arc::clone(&place), span)));
+                                return Ok(Some((Arc::clone(&residence), span)));
                             }
                             Err(LogError::WouldBlock) => Ok(Some(live.payload.len())),
                             Err(error) => Err(error),
@@ -448,7 +450,7 @@ impl ReplicaLog {
                 }
             };
             let room = match appended {
-                Ok(Some(len)) => place.log.log.room(len).await,
+                Ok(Some(len)) => residence.log.log.room(len).await,
                 Ok(None) => {
                     resumed.await;
                     continue;
@@ -465,8 +467,8 @@ impl ReplicaLog {
     /// As [`ReplicaLog::read_up_to`], if all those entries are in memory. Does not block.
     #[must_use]
     pub fn read_cached(&self, range: Range<u64>, bytes: u64) -> Option<Vec<Entry>> {
-        let place = self.place();
-        let live = place.replica.live.lock();
+        let residence = self.residence();
+        let live = residence.replica.live.lock();
         let plan = Plan::of(&live, range, bytes);
         plan.pieces.is_empty().then_some(plan.cached)
     }
@@ -487,14 +489,14 @@ impl ReplicaLog {
     /// As [`ReplicaLog::read`].
     pub fn read_up_to(&self, range: Range<u64>, bytes: u64) -> Result<Vec<Entry>, StoreError> {
         loop {
-            let place = self.place();
-            let plan = Plan::of(&place.replica.live.lock(), range.clone(), bytes);
+            let residence = self.residence();
+            let plan = Plan::of(&residence.replica.live.lock(), range.clone(), bytes);
             let mut entries = Vec::new();
             let mut gone = None;
             for piece in &plan.pieces {
-                match read_piece(&place, piece, &mut entries) {
+                match read_piece(&residence, piece, &mut entries) {
                     // All of it may be gone with the replica.
-                    Err(StoreError::Log(error)) if place.is_gone() => {
+                    Err(StoreError::Log(error)) if residence.is_gone() => {
                         gone = Some((piece.range.start, error));
                         break;
                     }
@@ -509,11 +511,11 @@ impl ReplicaLog {
                 entries.extend(plan.cached);
                 return Ok(entries);
             };
-            if place.is_gone() {
+            if residence.is_gone() {
                 continue;
             }
             // The log let go of them: they were purged since, or truncated, or stand elsewhere.
-            let same = Plan::of(&place.replica.live.lock(), first..first + 1, u64::MAX);
+            let same = Plan::of(&residence.replica.live.lock(), first..first + 1, u64::MAX);
             if same
                 .pieces
                 .first()
@@ -526,7 +528,7 @@ impl ReplicaLog {
 
     /// What its live frames with entries take in the log, and from where on it holds the log.
     pub(super) fn weight(&self) -> (u64, Lsn) {
-        let replica = &self.place().replica;
+        let replica = &self.residence().replica;
         let bytes = replica.live.lock().state.index.bytes();
         (bytes, replica.pinned())
     }
@@ -534,16 +536,16 @@ impl ReplicaLog {
     /// The last entry that the log keeps only for those that are known to lack it, and the last that it
     /// keeps for none of them.
     pub(crate) fn dispensable(&self) -> (Option<u64>, Option<u64>) {
-        let place = self.place();
-        let cuts = place.log.cuts();
-        let live = place.replica.live.lock();
+        let residence = self.residence();
+        let cuts = residence.log.cuts();
+        let live = residence.replica.live.lock();
         let index = &live.state.index;
         (index.last_below(cuts.soft), index.last_below(cuts.hard))
     }
 
     /// Wakes who purges the replica if it has entries in frames below.
     pub(super) fn want_purge_below(&self, lsn: Lsn) {
-        let replica = &self.place().replica;
+        let replica = &self.residence().replica;
         let oldest = replica.live.lock().state.index.oldest_frame();
         if oldest.is_some_and(|oldest| oldest < lsn) {
             replica.wanted.notify_one();
@@ -553,33 +555,33 @@ impl ReplicaLog {
     /// Waits until entries are to be purged if that is possible.
     pub(crate) async fn purge_wanted(&self) {
         // The same in all logs.
-        let wanted = Arc::clone(&self.place().replica.wanted);
+        let wanted = Arc::clone(&self.residence().replica.wanted);
         wanted.notified().await;
     }
 
     /// Notes why the log has entries of the replica.
     pub(crate) fn note_holding(&self, holding: Holding) {
-        self.place().replica.set_holding(holding);
+        self.residence().replica.set_holding(holding);
     }
 
     /// The name by which it holds its log.
     pub(crate) fn holder(&self) -> String {
-        self.place().replica.holder().to_owned()
+        self.residence().replica.holder().to_owned()
     }
 
     /// Why the log has entries of the replica.
     pub(crate) fn holding(&self) -> Holding {
-        self.place().replica.holding()
+        self.residence().replica.holding()
     }
 
     /// The oldest frame that says something else than entries.
     pub(super) fn said_at(&self) -> Option<Lsn> {
-        self.place().replica.live.lock().state.said_at()
+        self.residence().replica.live.lock().state.said_at()
     }
 }
 
 /// Where a frame was appended.
-pub(super) type Appended = (Arc<Place>, Span);
+pub(super) type Appended = (Arc<Residence>, Span);
 
 /// Where entries are to be had from: first some from the log, then some from memory.
 struct Plan {
@@ -628,19 +630,19 @@ impl Plan {
     }
 }
 
-fn read_piece(place: &Place, piece: &PlannedPiece, to: &mut Vec<Entry>) -> Result<(), StoreError> {
+fn read_piece(residence: &Residence, piece: &PlannedPiece, to: &mut Vec<Entry>) -> Result<(), StoreError> {
     let misplaced = |found: String| StoreError::Misplaced {
-        replica: place.replica.identity.replica,
+        replica: residence.replica.identity.replica,
         lsn: piece.lsn,
         expected: format!("the entries {:?} of {}", piece.range, piece.leader),
         found,
     };
     // A rewrite that is not durable yet, of entries that are not in memory.
-    if piece.frame_end > place.log.log.durable() {
-        place.log.log.wait(piece.frame_end, collie_log::Level::Disk)?;
+    if piece.frame_end > residence.log.log.durable() {
+        residence.log.log.wait(piece.frame_end, collie_log::Level::Disk)?;
     }
-    let frame = place.log.log.get(piece.lsn)?;
-    if frame.stream != place.replica.stream {
+    let frame = residence.log.log.get(piece.lsn)?;
+    if frame.stream != residence.replica.stream {
         return Err(misplaced(format!("a frame of stream {}", frame.stream)));
     }
     let (lsn, stream) = (frame.start, frame.stream);

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Weak};
 
-use collie_log::{Log, LogError, LogOptions, Lsn, RecoveryMode, Span, Worker};
+use arc_swap::ArcSwap;
+use collie_log::{Level, Log, LogError, LogOptions, Lsn, RecoveryMode, Span, Worker};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -16,7 +17,7 @@ use crate::raftlog::frames::{Directory, Listed, NODE_STREAM, STREAMS, State, Str
 use crate::raftlog::limit::{Cuts, Limit, used};
 use crate::raftlog::options::NodeLogOptions;
 use crate::raftlog::recovery::{QUARANTINED, Quarantined, Recovered, Recovery};
-use crate::raftlog::state::{ReplicaStream, StreamIdentity, StreamState};
+use crate::raftlog::state::{Presence, ReplicaStream, StreamIdentity, StreamState};
 
 /// Who holds the log for stream 0.
 const NODE_HOLDER: &str = "raft/node";
@@ -40,6 +41,8 @@ pub(super) struct NodeLogInner {
     workers: Vec<Mutex<Worker>>,
     pub(super) completion: Completion,
     pub(super) node: Mutex<Registry>,
+    /// What the handles to a replica share, by stream.
+    pub(super) homes: Mutex<BTreeMap<u32, Weak<Home>>>,
     pub(super) options: NodeLogOptions,
     pub(super) limit: Limit,
     pub(super) counters: Counters,
@@ -52,6 +55,60 @@ pub(super) struct NodeLogInner {
     /// Something was refused since who waits for room was last woken.
     pub(super) has_refused: AtomicBool,
     pub(super) dir: PathBuf,
+}
+
+/// A log, and a replica's stream in it.
+pub(super) struct Residence {
+    pub(super) log: Arc<NodeLogInner>,
+    pub(super) replica: Arc<ReplicaStream>,
+}
+
+impl Residence {
+    /// Waits until the log is durable up to what was appended here. Of a replica that has moved away since, that
+    /// was so before.
+    pub(super) async fn wait_async(&self, end: Lsn) -> Result<(), StoreError> {
+        self.unless_gone(self.log.log.wait_async(end, Level::Disk).await)
+    }
+
+    /// As [`Residence::wait_async`], and blocks.
+    pub(super) fn wait(&self, end: Lsn) -> Result<(), StoreError> {
+        self.unless_gone(self.log.log.wait(end, Level::Disk))
+    }
+
+    fn unless_gone<T>(&self, waited: Result<T, LogError>) -> Result<(), StoreError> {
+        match waited {
+            Ok(_) => Ok(()),
+            Err(_) if self.is_gone() => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether the replica has moved away.
+    pub(super) fn is_gone(&self) -> bool {
+        self.replica.live.lock().presence == Presence::Gone
+    }
+}
+
+/// Where a replica's log is now.
+pub(super) struct Home(ArcSwap<Residence>);
+
+impl Home {
+    pub(super) fn new(log: Arc<NodeLogInner>, replica: Arc<ReplicaStream>) -> Arc<Self> {
+        Arc::new(Self(ArcSwap::from_pointee(Residence { log, replica })))
+    }
+
+    /// Whether it is that of the replica whose stream this is.
+    pub(super) fn is_of(&self, stream: &ReplicaStream) -> bool {
+        self.residence().replica.identity.replica == stream.identity.replica
+    }
+
+    pub(super) fn residence(&self) -> Arc<Residence> {
+        self.0.load_full()
+    }
+
+    pub(super) fn set(&self, residence: Arc<Residence>) {
+        self.0.store(residence);
+    }
 }
 
 /// What concerns all streams. Its lock is taken before a replica's.
@@ -100,6 +157,7 @@ impl NodeLogInner {
             threads,
             completion: Completion::default(),
             node: Mutex::new(Registry::recovered(recovered, &log)),
+            homes: Mutex::default(),
             options,
             limit: Limit::new(limit, pressed),
             counters: Counters::default(),

@@ -2,7 +2,7 @@
 //! builds the state from the frames of the stream, and an open log changes it by the same frames: there is
 //! one reading of them.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use collie_log::{Log, Lsn, Span};
 use parking_lot::Mutex;
@@ -10,7 +10,6 @@ use tokio::sync::Notify;
 
 use crate::ids::{EntryId, GroupId, ReplicaId, Vote};
 use crate::raftlog::frames::{Entries, Listed, State, StreamFrame};
-use crate::raftlog::home::Home;
 use crate::raftlog::index::{Cache, Index, Run};
 use crate::transport::wire::NodeId;
 
@@ -346,8 +345,6 @@ pub(super) struct ReplicaStream {
     pub(super) live: Mutex<Live>,
     /// Notified when appends may go on that waited for a move.
     pub(super) resumed: Notify,
-    /// What its handles share.
-    pub(super) home: Mutex<Weak<Home>>,
     holder: String,
     /// From where on it holds the log. Locked after `live`.
     pinned: Mutex<Lsn>,
@@ -410,7 +407,6 @@ impl ReplicaStream {
             holding: Mutex::default(),
             wanted: Arc::default(),
             resumed: Notify::new(),
-            home: Mutex::default(),
         }
     }
 

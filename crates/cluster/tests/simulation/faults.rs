@@ -3,6 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use collie_cluster::Layout;
+
 use crate::host::{name, replica_on};
 use crate::town::Town;
 
@@ -44,7 +46,7 @@ fn fault(town: &mut Town<'_>, links: &mut [Link]) -> &'static str {
     let other = (at + 1 + town.rng.index(nodes - 1)) % nodes;
     let id = town.places[at].id;
     let happened = |town: &Town<'_>, what: String| town.world.happened(what);
-    match town.rng.below(20) {
+    match town.rng.below(22) {
         0..4 if !town.is_down(at) => {
             let (power, down) = (!town.rng.one_in(4), ms(town.rng.below(4000)));
             town.crash(at, power, down);
@@ -128,6 +130,15 @@ fn fault(town: &mut Town<'_>, links: &mut [Link]) -> &'static str {
             happened(town, format!("a sync of node {id} fails"));
             town.places[at].disk.fail_sync();
             "failed-sync"
+        }
+        19 | 20 => {
+            let layouts = [Layout::Shared, Layout::PerDisk, Layout::Private];
+            let layout = layouts[town.rng.index(layouts.len())];
+            happened(town, format!("the logs of node {id} are to be {layout:?}"));
+            if let Some(node) = town.places[at].node() {
+                node.set_layouts(layout.into());
+            }
+            "layout"
         }
         _ => {
             transfer(town, at, other);

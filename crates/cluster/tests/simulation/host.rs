@@ -117,8 +117,8 @@ impl Place {
             cluster: *b"cluster of tests",
             node: self.id,
             boot: u128::from(boot).to_le_bytes(),
-            level: 2,
-            spoken: 1..=2,
+            level: 3,
+            spoken: 1..=3,
         };
         let clock = Arc::new(NodeClock {
             world: Arc::clone(&self.world),

@@ -436,13 +436,9 @@ impl Cluster for Fake {
     }
 
     fn led(&self) -> Vec<Arc<dyn Partition>> {
-        let led = self
-            .partitions
-            .iter()
-            .rev()
-            .filter(|partition| partition.state().role == Role::Leads);
-        led.map(|partition| partition.clone() as Arc<dyn Partition>)
-            .collect()
+        let all = self.partitions.iter().rev();
+        let led = all.filter(|partition| partition.state().role == Role::Leads);
+        led.map(|partition| partition.clone() as _).collect()
     }
 
     fn take_over(&self) -> Result<(), String> {

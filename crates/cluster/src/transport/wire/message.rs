@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{EntryId, GroupId, ReplicaId, Vote};
-use crate::layouts::Layout;
 use crate::transport::wire::ids::{ClusterId, NodeId, Payload, list};
 use crate::transport::wire::kind::{Kind, VERSION, WireError};
+use crate::transport::wire::map::MapRequest;
 use crate::transport::wire::snapshot::{FILES_MAX, Installed, Offer, Piece, SnapshotEnd, Stored, Wanted};
 
 /// Entries in one append. An empty entry takes 4 bytes of a frame and 56 of memory.
@@ -17,8 +17,6 @@ pub const ENTRIES_MAX: usize = 65_536;
 const ENTRY_HEAD: u64 = 128;
 /// Groups that a node may say it leads: more than a cluster has.
 pub const LED_MAX: usize = 8192;
-/// Replicas of a group, at most.
-pub const MEMBERS_MAX: usize = 64;
 /// Bytes of a text that explains a refusal.
 pub const TEXT_MAX: usize = 1024;
 
@@ -260,93 +258,6 @@ pub struct Park {
     pub vote: Vote,
     /// Its last entry, which is applied there.
     pub last: EntryId,
-}
-
-/// What is to change in the map, or in what nodes know of it. Asked for again, it changes nothing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum MapRequest {
-    /// A group has these replicas, and raft no others.
-    Moved {
-        /// The group.
-        group: GroupId,
-        /// Its replicas.
-        #[serde(deserialize_with = "list::<_, _, MEMBERS_MAX>")]
-        replicas: Vec<ReplicaId>,
-        /// The epoch with which the map had these.
-        changed: u64,
-    },
-    /// A node is to have replicas.
-    Serve(NodeId),
-    /// The replicas of a node move to others.
-    Drain(NodeId),
-    /// The replicas of a node move to others; then it is removed.
-    Remove(NodeId),
-    /// The replicas of a node move to another one; then it is removed.
-    Replace {
-        /// The node.
-        node: NodeId,
-        /// The other one.
-        by: NodeId,
-    },
-    /// Whether a group is to have the replicas that it was to have with an epoch. The map does not change.
-    IsUnchanged {
-        /// The group.
-        group: GroupId,
-        /// The epoch.
-        changed: u64,
-    },
-    /// A group cannot be brought to the replicas that it was to have with an epoch: another node may be able to take
-    /// the new one.
-    Hangs {
-        /// The group.
-        group: GroupId,
-        /// The epoch.
-        changed: u64,
-    },
-    /// A node is elsewhere, by its own word.
-    Describe {
-        /// The node.
-        node: NodeId,
-        /// Where.
-        site: Site,
-    },
-    /// Whether the node that is asked speaks a feature level.
-    Speaks(u32),
-    /// The cluster may have a feature level from now on: the node that is asked notes it.
-    Note(u32),
-    /// The cluster is to have a feature level that all nodes speak.
-    Finalize(u32),
-    /// The replicas of the node that is asked have their logs so. The map does not change.
-    Layout {
-        /// Which replicas.
-        of: LayoutOf,
-        /// Which logs.
-        layout: Layout,
-    },
-}
-
-/// The replicas of a node that a layout is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum LayoutOf {
-    /// All.
-    Node,
-    /// Those on a disk, counted from 0.
-    Disk(u32),
-    /// That of a group.
-    Group(GroupId),
-}
-
-/// Where a node is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Site {
-    /// Where other nodes reach it.
-    pub peer: SocketAddr,
-    /// Where clients reach it.
-    pub client: SocketAddr,
-    /// The name of its host that clients are sent to; empty: to its address.
-    pub host: String,
-    /// Its zone; empty: none.
-    pub zone: String,
 }
 
 /// Why a request was not carried out.

@@ -7,6 +7,7 @@
 mod frame;
 mod ids;
 mod kind;
+mod map;
 mod message;
 mod snapshot;
 #[cfg(test)]
@@ -15,10 +16,11 @@ mod versions;
 pub use frame::{FRAME_MAX, Frame, GREETING_MAX, HEAD, decode, encode, frame_len};
 pub use ids::{ClusterId, NodeId, Payload};
 pub use kind::{Kind, VERSION, WireError};
+pub use map::{LayoutOf, MEMBERS_MAX, MapRequest, Site};
 pub use message::{
     Append, Appended, DISKS_MAX, ENTRIES_MAX, HandOver, Hello, Join, JoinAnswer, Joined, LED_MAX, Lane,
-    LayoutOf, Leads, LogEntry, MEMBERS_MAX, MapRequest, Message, PEERS_MAX, Park, Ping, Place, Pong, Refusal,
-    Refused, Request, Response, Room, Site, TEXT_MAX, TransferLeader, VoteAnswer, VoteRequest,
+    Leads, LogEntry, Message, PEERS_MAX, Park, Ping, Place, Pong, Refusal, Refused, Request, Response, Room,
+    TEXT_MAX, TransferLeader, VoteAnswer, VoteRequest,
 };
 pub use snapshot::{
     FILES_MAX, FileName, FileOffer, Installed, NAME_MAX, Offer, Piece, SnapshotEnd, Stored, Wanted,

@@ -12,6 +12,8 @@ use super::upgrades::change_version;
 
 /// How long a node is held, and how long a link is cut.
 const HELD_MS: std::ops::Range<u64> = 500..6_000;
+/// How long logs move before something else happens.
+const MOVING_MS: std::ops::Range<u64> = 0..400;
 /// How slow a link is.
 const SLOW_MS: std::ops::Range<u64> = 10..200;
 
@@ -48,9 +50,33 @@ pub(crate) fn strike(
         Fault::SlowDisk => disk_faults::slow(&target, nodes, rng, around),
         Fault::Full => disk_faults::full(&target, nodes, rng, around),
         Fault::Move => move_away(&target, nodes, rng, around),
+        Fault::Layout => move_logs(&target, nodes, rng, around),
         Fault::Upgrade => change_version(&target, nodes, rng, around),
         Fault::None | Fault::Mixed => Ok(()),
     }
+}
+
+/// Has the logs of a node move to another layout, now and then back at once; as a rule the node is killed meanwhile.
+fn move_logs(
+    target: &Target,
+    nodes: &mut Nodes,
+    rng: &mut Rng,
+    around: &Surroundings<'_, '_>,
+) -> anyhow::Result<()> {
+    around.notes.struck("layout");
+    around.watch("layout", target, nodes.ports());
+    for _ in 0..=rng.below(2) {
+        let layout = ["shared", "per-disk", "private"][rng.index(3)];
+        nodes.change(target.victim, "LAYOUT", &[layout])?;
+        std::thread::sleep(pause(MOVING_MS, rng));
+    }
+    if rng.one_in(3) {
+        return Ok(());
+    }
+    nodes.kill(target.victim)?;
+    around.notes.struck("kill in a layout");
+    std::thread::sleep(pause(DOWN_MS, rng));
+    nodes.restart(target.victim)
 }
 
 /// Has the replicas of a node move, and the node serve again some time later, whether they have moved or not; as a
@@ -63,10 +89,10 @@ fn move_away(
 ) -> anyhow::Result<()> {
     around.notes.struck("move");
     around.watch("move", target, nodes.ports());
-    nodes.change(target.victim, "DRAIN")?;
+    nodes.change(target.victim, "DRAIN", &[])?;
     std::thread::sleep(pause(HELD_MS, rng));
     if rng.one_in(3) {
-        return nodes.change(target.victim, "SERVE");
+        return nodes.change(target.victim, "SERVE", &[]);
     }
     let killed = if rng.coin() {
         target.victim
@@ -78,7 +104,7 @@ fn move_away(
     std::thread::sleep(pause(DOWN_MS, rng));
     nodes.restart(killed)?;
     std::thread::sleep(pause(HELD_MS, rng));
-    nodes.change(target.victim, "SERVE")
+    nodes.change(target.victim, "SERVE", &[])
 }
 
 fn kill(

@@ -254,8 +254,8 @@ impl Nodes {
         client::connect_for(self.nodes[node].client, ANSWER)?.call(&words)
     }
 
-    /// Has the cluster drain a node, or let it serve, through any node that says it is done.
-    pub(crate) fn change(&mut self, node: usize, what: &str) -> anyhow::Result<()> {
+    /// Has the cluster change a node, through any node that says it is done.
+    pub(crate) fn change(&mut self, node: usize, what: &str, how: &[&str]) -> anyhow::Result<()> {
         let address = format!("127.0.0.1:{}", self.nodes[node].client);
         let mut said = String::new();
         let done = wait(READY, || {
@@ -266,7 +266,12 @@ impl Nodes {
                     .ok()
                     .and_then(|list| number_of(&list, &address));
                 let Some(number) = number else { continue };
-                match self.ask(any, &["COLLIE.NODE", what, &number.to_string()]) {
+                let number = number.to_string();
+                let words: Vec<_> = ["COLLIE.NODE", what, &number]
+                    .into_iter()
+                    .chain(how.iter().copied())
+                    .collect();
+                match self.ask(any, &words) {
                     Ok(Reply::Text(_)) => return Ok(true),
                     other => said = format!("{other:?}"),
                 }

@@ -27,6 +27,8 @@ pub(crate) enum Fault {
     Full,
     /// The replicas of a node move to others, while a node is killed or not. On five nodes.
     Move,
+    /// The logs of a node move to another layout, while it is killed or not.
+    Layout,
     /// Nodes go from the version before to this one, and back; half way through the rounds all stay with this
     /// one.
     Upgrade,
@@ -48,6 +50,7 @@ impl Fault {
             Self::SlowDisk => "slow-disk",
             Self::Full => "full",
             Self::Move => "move",
+            Self::Layout => "layout",
             Self::Upgrade => "upgrade",
             Self::Mixed => "mixed",
         }
@@ -108,11 +111,13 @@ impl Plan {
             Fault::SlowDisk,
             Fault::Full,
             Fault::Move,
+            Fault::Layout,
             Fault::Upgrade,
         ];
         let is_in = |kind: &Fault| match self.fault {
             Fault::Mixed if *kind == Fault::Move => self.replicas() < self.nodes,
             Fault::Mixed if *kind == Fault::Upgrade => false,
+            Fault::Mixed if *kind == Fault::Layout => self.product == Product::Collie,
             Fault::Mixed => self.product == Product::Collie || !kind.needs_disks(),
             fault => *kind == fault,
         };
@@ -201,12 +206,12 @@ mod tests {
     #[test]
     fn a_mixture_has_all_faults_that_a_product_can_be_under() {
         let of = |product| plan(product, Fault::Mixed).kinds();
-        assert_eq!(of(Product::Collie).len(), 8);
+        assert_eq!(of(Product::Collie).len(), 9);
         let five = Plan {
             nodes: 5,
             ..plan(Product::Collie, Fault::Mixed)
         };
-        assert_eq!((five.kinds().len(), five.replicas()), (9, 3));
+        assert_eq!((five.kinds().len(), five.replicas()), (10, 3));
         assert_eq!(
             of(Product::Redis),
             [Fault::Kill, Fault::Stop, Fault::Cut, Fault::CutOneWay]

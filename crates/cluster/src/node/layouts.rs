@@ -7,21 +7,25 @@ use std::time::Duration;
 
 use collie_io::Device;
 use parking_lot::Mutex;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Notify;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::blocking::blocking;
 use crate::ids::ReplicaId;
 use crate::node::room::MACHINES;
 use crate::node::router::Router;
-use crate::raftlog::ReplicaLog;
+use crate::raftlog::{ReplicaLog, StoreError};
 use crate::transport::Peers;
 
 /// From this feature level on the logs of replicas move: a version that does not speak it takes a copy that is not
 /// complete for the replica.
 pub(super) const LEVEL_OF_LAYOUTS: u32 = 3;
-/// What could not be moved is tried again after this time.
+/// What could not be moved is tried again after this time, twice it, and so on.
 const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MOST: Duration = Duration::from_secs(60);
+/// From one look to the next, where nothing changes.
+const LOOK: Duration = Duration::from_secs(30);
 
 /// How far the logs of a node are, and what is to be done about it.
 #[derive(Debug, Default)]
@@ -88,37 +92,68 @@ impl Homes {
 
 /// Moves the logs of replicas, one after the other, whenever the layout has another place for them.
 pub(super) async fn move_logs(router: Arc<Router>, peers: Arc<Peers>, moves: Arc<LogMoves>, homes: Homes) {
+    let mut pause = PAUSE;
     while moves.goes_on() {
         let left = elsewhere(&router, &homes).await;
         moves.to_move.store(left.len(), Ordering::Relaxed);
         if left.is_empty() {
             *moves.problem.lock() = None;
-            moves.changed.notified().await;
+            // A replica may have been made while the layout changed.
+            _ = timeout(LOOK, moves.changed.notified()).await;
             continue;
         }
-        let mut has_failed = peers.level() < LEVEL_OF_LAYOUTS;
-        for (replica, disk) in left.into_iter().filter(|_| !has_failed) {
+        while peers.level() < LEVEL_OF_LAYOUTS && moves.goes_on() {
+            sleep(PAUSE).await;
+        }
+        let (mut has_moved, mut problem) = (false, None);
+        for (replica, disk) in left {
+            if !moves.goes_on() {
+                return;
+            }
             let id = replica.replica();
-            let goes_on = || moves.goes_on();
-            match router.store.move_replica(id, disk, &goes_on).await {
-                Ok(has_moved) => {
-                    moves.moved.fetch_add(u64::from(has_moved), Ordering::Relaxed);
+            match move_one(&router, &moves, id, disk).await {
+                Ok(moved) => {
+                    has_moved = true;
+                    moves.moved.fetch_add(u64::from(moved), Ordering::Relaxed);
                     moves.to_move.fetch_sub(1, Ordering::Relaxed);
-                    *moves.problem.lock() = None;
                 }
-                Err(_) if !moves.goes_on() => return,
+                Err(StoreError::Removed { .. } | StoreError::Unknown { .. }) => {}
                 Err(error) => {
-                    let problem = format!("the log of replica {id} does not move for now: {error}");
-                    tracing::warn!("{problem}");
-                    *moves.problem.lock() = Some(problem);
-                    has_failed = true;
-                    break;
+                    let text = format!("the log of replica {id} does not move for now: {error}");
+                    tracing::warn!("{text}");
+                    problem.get_or_insert(text);
                 }
             }
         }
+        let has_failed = problem.is_some();
+        *moves.problem.lock() = problem;
         if has_failed {
-            sleep(PAUSE).await;
+            pause = if has_moved {
+                PAUSE
+            } else {
+                PAUSE_MOST.min(2 * pause)
+            };
+            _ = timeout(pause, moves.changed.notified()).await;
         }
+    }
+}
+
+/// Moves one, on a thread that may block; on a runtime of one thread that is this one.
+async fn move_one(
+    router: &Arc<Router>,
+    moves: &Arc<LogMoves>,
+    id: ReplicaId,
+    disk: usize,
+) -> Result<bool, StoreError> {
+    let (router, moves) = (Arc::clone(router), Arc::clone(moves));
+    let moved = async move {
+        let goes_on = || moves.goes_on();
+        router.store.move_replica(id, disk, &goes_on).await
+    };
+    let runtime = Handle::current();
+    match runtime.runtime_flavor() {
+        RuntimeFlavor::CurrentThread => moved.await,
+        _ => blocking(move || runtime.block_on(moved)).await,
     }
 }
 

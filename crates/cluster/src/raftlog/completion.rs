@@ -35,15 +35,16 @@ struct Item {
 impl Completion {
     /// Calls `done` when the log is durable up to `end`. The caller looks afterwards whether it is
     /// by now ([`Completion::complete`]): nothing else may become durable for a long time.
-    pub(super) fn add(&self, end: Lsn, done: Done) {
+    /// Nothing waits any more where it has failed: then `done` comes back, and why.
+    pub(super) fn add(&self, end: Lsn, done: Done) -> Result<(), (Done, StoreError)> {
         let mut waiting = self.waiting.lock();
         if let Some(error) = waiting.failed.clone() {
-            drop(waiting);
-            return done(Err(error));
+            return Err((done, error));
         }
         waiting.added += 1;
         let number = waiting.added;
         waiting.heap.push(Reverse(Item { end, number, done }));
+        Ok(())
     }
 
     /// Calls all that waits for LSNs up to `durable`, in the order of their LSNs.
@@ -111,10 +112,8 @@ mod tests {
         let called = Arc::new(Mutex::new(Vec::new()));
         for end in [24, 8, 16, 16, 32] {
             let called = Arc::clone(&called);
-            completion.add(
-                end,
-                Box::new(move |answer| called.lock().push((end, answer.is_ok()))),
-            );
+            let done = Box::new(move |answer: Result<_, _>| called.lock().push((end, answer.is_ok())));
+            assert!(completion.add(end, done).is_ok());
         }
         completion.complete(7);
         assert_eq!(*called.lock(), []);
@@ -124,8 +123,12 @@ mod tests {
         completion.fail(&LogError::Closed.into());
         assert_eq!(called.lock()[3..], [(24, false), (32, false)]);
         let late = Arc::clone(&called);
-        completion.add(1, Box::new(move |answer| late.lock().push((1, answer.is_ok()))));
-        assert_eq!(called.lock().last(), Some(&(1, false)));
+        let done = Box::new(move |answer: Result<_, _>| late.lock().push((1, answer.is_ok())));
+        let Err((done, StoreError::Log(LogError::Closed))) = completion.add(1, done) else {
+            panic!("it waits for what never comes")
+        };
+        done(Ok(()));
+        assert_eq!(called.lock().last(), Some(&(1, true)));
         assert_eq!(completion.len(), 0);
     }
 }

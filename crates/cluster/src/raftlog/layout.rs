@@ -105,6 +105,7 @@ fn forget_removed(log: &NodeLog, first: &NodeLog) -> Result<(), StoreError> {
     let lost = log.quarantined();
     let lost = lost.iter().map(|lost| (lost.group, lost.replica));
     let coming = log.shared.node.lock().coming();
+    let coming = coming.into_iter().map(|(group, replica, _)| (group, replica));
     for (group, replica) in whole
         .chain(lost)
         .chain(coming)
@@ -246,38 +247,41 @@ impl NodeStore {
     /// generation. What the others have is let go, and so are copies that are not complete.
     fn settle(&self) -> Result<(), StoreError> {
         let logs = self.logs.lock();
-        let mut homes = BTreeMap::<ReplicaId, (u32, LogPlace)>::new();
-        let mut left = BTreeSet::new();
+        let mut homes = BTreeMap::<ReplicaId, (u32, LogPlace, u32)>::new();
+        let (mut left, mut changed) = (Vec::new(), BTreeSet::new());
         for (&place, log) in &*logs {
-            for (replica, generation) in log.shared.node.lock().generations() {
-                let Some((other, at)) = homes.get(&replica).copied() else {
-                    homes.insert(replica, (generation, place));
+            for (replica, generation, stream) in log.shared.node.lock().generations() {
+                let Some((other, at, other_stream)) = homes.get(&replica).copied() else {
+                    homes.insert(replica, (generation, place, stream));
                     continue;
                 };
                 if generation == other {
                     let paths = [self.dir(at), self.dir(place)];
                     return Err(StoreError::TwoLogs { replica, paths });
                 }
-                let older = if generation < other { place } else { at };
-                left.insert((older, replica));
-                if older == at {
-                    homes.insert(replica, (generation, place));
+                if generation < other {
+                    left.push((place, stream));
+                } else {
+                    left.push((at, other_stream));
+                    homes.insert(replica, (generation, place, stream));
                 }
             }
         }
         for (&place, log) in &*logs {
-            for (_, replica) in log.shared.node.lock().coming() {
-                left.insert((place, replica));
+            let coming = log.shared.node.lock().coming();
+            for (_, replica, stream) in coming {
+                if homes.contains_key(&replica) {
+                    left.push((place, stream));
+                } else {
+                    log.quarantine_copy(stream);
+                    changed.insert(place);
+                }
             }
         }
-        let mut changed = BTreeSet::new();
-        for (place, replica) in left {
-            let Some(log) = logs.get(&place) else { continue };
-            if homes.contains_key(&replica) {
-                log.let_go(replica);
+        for (place, stream) in left {
+            if let Some(log) = logs.get(&place) {
+                log.let_go(stream);
                 changed.insert(place);
-            } else {
-                log.quarantine_copy(replica);
             }
         }
         for log in changed.iter().filter_map(|place| logs.get(place)) {
@@ -317,7 +321,7 @@ impl NodeStore {
         };
         let limit = options.limit_in(&dir);
         // Where replicas have logs of their own, the shared one has little to do.
-        let is_small = place.replica.is_some() || self.options.layout.node() == Layout::Private;
+        let is_small = place.replica.is_some() || self.layouts.lock().node() == Layout::Private;
         if is_small && options.log.threads && options.log.set.is_none() {
             options.log.set = Some(self.set(place.disk)?);
         }
@@ -447,6 +451,8 @@ impl NodeStore {
         for log in self.logs() {
             match log.replica(id) {
                 Err(StoreError::Unknown { .. }) => {}
+                // It is so for good, whatever another log still has.
+                Err(removed @ StoreError::Removed { .. }) => return Err(removed),
                 found => answer = found,
             }
             if answer.is_ok() {
@@ -550,11 +556,16 @@ impl NodeStore {
             None => move_to(&replica, &target, from.mark(), goes_on).await,
         };
         if moved.is_err() {
-            target.let_go_of_copy(id);
+            target.let_go_of_copies(id);
         }
         let _none_is_made = self.creating.write().await;
-        for place in self.unused() {
-            self.remove_log(place)?;
+        // Whatever was damaged in a log of its own is not needed any more.
+        let left = from.replica.filter(|_| moved.is_ok()).map(|_| from);
+        for place in self.unused().into_iter().chain(left) {
+            if let Err(error) = self.remove_log(place) {
+                let dir = self.dir(place);
+                tracing::warn!(%error, dir = %dir.display(), "an empty log is not removed before the next start");
+            }
         }
         moved.map(|()| true)
     }

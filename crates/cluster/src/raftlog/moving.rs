@@ -41,7 +41,7 @@ pub(super) async fn move_to(
     first.generation += 1;
     first.from_log = from_log;
     first.last = first.purged;
-    let copy = target.begin(first).await?;
+    let copy = target.begin_copy(first, &from.replica).await?;
     let to = copy.residence();
     loop {
         while copy_step(replica, &copy).await? > LAST_STEP && goes_on() {
@@ -69,8 +69,12 @@ fn refuse_full(target: &NodeLog) -> Result<(), StoreError> {
 /// Copies some entries, and says about how many bytes that were: all that were there if they are less than a step.
 async fn copy_step(replica: &ReplicaLog, copy: &ReplicaLog) -> Result<u64, StoreError> {
     let bounds = replica.bounds();
-    let is_gone = |id: &EntryId| bounds.purged.is_some_and(|purged| id.index < purged.index);
-    let mut same = copy.bounds().last;
+    let (mut same, copied) = (copy.bounds().last, copy.bounds().purged);
+    let is_gone = |id: &EntryId| {
+        let purged = bounds.purged.is_some_and(|purged| id.index < purged.index);
+        // What it has purged was committed: it is the same.
+        purged || copied.is_some_and(|copied| id.index <= copied.index)
+    };
     // What was cut off meanwhile goes, too. Where the ids are the same all before are.
     while let Some(id) = same.filter(|id| !is_gone(id) && replica.id(id.index) != Some(*id)) {
         same = id.index.checked_sub(1).and_then(|index| copy.id(index));
@@ -107,18 +111,21 @@ async fn finish(
     while copy_step(replica, copy).await? > 0 {}
     // Who waits for it hears of it before the old log goes.
     from.wait_async(from.log.log.appended()).await?;
-    append_last(&from, &to, generation, payload)?;
-    // From here on the copy may be found complete after a stop. If it is not known to be, nothing may be appended to
-    // either log any more: the new one has failed, and with it the node.
-    pause.is_decided = true;
-    let home = Arc::downgrade(replica.home());
-    target.shared.homes.lock().insert(to.replica.stream, home);
-    if !target.shared.node.lock().has_come(&to.replica) {
-        let replica = replica.replica();
-        return Err(StoreError::Removed { replica });
+    {
+        // Held so that no directory behind the last frame leaves the replica out.
+        let mut node = target.shared.node.lock();
+        if !node.is_coming(&to.replica) {
+            let replica = replica.replica();
+            return Err(StoreError::Removed { replica });
+        }
+        append_last(&from, &to, generation, payload)?;
+        // From here on the copy may be found complete after a stop. If it is not known to be, nothing may be appended
+        // to either log any more: the new one has failed, and with it the node.
+        pause.is_decided = true;
+        node.has_come(&to.replica, replica.home());
     }
-    // Without room it comes later; until then more damage is taken for the replica's.
-    without_room(target.shared.append_directory(!target.shared.threads))?;
+    // On a full disk it comes later; until then more damage is taken for the replica's.
+    without_room(target.shared.append_directory_async().await)?;
     to.wait_async(to.log.log.appended()).await?;
     // What is read is read there from now on; the old log goes.
     let last_frame = {
@@ -127,7 +134,6 @@ async fn finish(
         new.cache = std::mem::take(&mut old.cache);
         new.state.commit(old.state.committed_index());
         new.presence = Presence::Waiting;
-        to.replica.set_holding(from.replica.holding());
         replica.home().set(Arc::clone(&to));
         // Behind it: who finds it so finds the new log.
         old.presence = Presence::Gone;
@@ -135,7 +141,7 @@ async fn finish(
     };
     from.replica.resumed.notify_waiters();
     from.log.node.lock().retire(Arc::clone(&from.replica), last_frame);
-    without_room(from.log.append_directory(!from.log.threads))?;
+    without_room(from.log.append_directory_async().await)?;
     from.wait_async(from.log.log.appended()).await?;
     to.replica.live.lock().presence = Presence::Here;
     to.replica.resumed.notify_waiters();
@@ -176,7 +182,7 @@ fn append_last(
 
 pub(super) fn without_room(appended: Result<(), StoreError>) -> Result<(), StoreError> {
     match appended {
-        Err(error) if error.is_no_room() || matches!(error, StoreError::Log(LogError::WouldBlock)) => Ok(()),
+        Err(error) if error.is_no_room() => Ok(()),
         done => done,
     }
 }
@@ -213,22 +219,21 @@ impl Drop for Pause<'_> {
 }
 
 impl NodeLog {
-    /// Lets go of a copy that is not complete.
-    pub(super) fn let_go_of_copy(&self, replica: ReplicaId) {
+    /// Lets go of copies of a replica that are not complete.
+    pub(super) fn let_go_of_copies(&self, replica: ReplicaId) {
         let coming = self.shared.node.lock().coming();
-        if coming.iter().any(|(_, id)| *id == replica) {
-            self.let_go(replica);
-        }
+        let copies = coming.iter().filter(|(_, id, _)| *id == replica);
+        copies.for_each(|(_, _, stream)| self.let_go(*stream));
     }
 
-    /// Lets go of what this log has of a replica that is in another one.
-    pub(super) fn let_go(&self, replica: ReplicaId) {
+    /// Lets go of a stream whose replica is in another one.
+    pub(super) fn let_go(&self, stream: u32) {
         let mut node = self.shared.node.lock();
-        if let Some(stream) = node.stream_of(replica) {
+        if let Some(stream) = node.stream(stream) {
             let last_frame = stream.live.lock().state.last_frame;
             node.retire(stream, last_frame);
         }
-        if let Some(holder) = node.let_go_of_quarantined(replica) {
+        if let Some(holder) = node.let_go_of_quarantined(|lost| lost.stream == stream) {
             self.log().release(&holder);
         }
     }
@@ -242,11 +247,119 @@ impl NodeLog {
     }
 
     /// Keeps the copy of a replica that is in no other log, and does not run it.
-    pub(super) fn quarantine_copy(&self, replica: ReplicaId) {
+    pub(super) fn quarantine_copy(&self, stream: u32) {
         let mut node = self.shared.node.lock();
-        if let Some((copy, lost)) = node.quarantine_copy(replica) {
+        if let Some((copy, lost)) = node.quarantine_copy(stream) {
             self.log().retain(&lost.holder(), lost.oldest);
             copy.unpin(self.log());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::time::Duration;
+
+    use collie_log::{Level, RingMode};
+    use collie_sim::SimDevice;
+
+    use super::*;
+    use crate::ids::LeaderId;
+    use crate::layouts::Layout;
+    use crate::raftlog::{Entry, NodeLogOptions, NodeStore, NodeStoreOptions};
+
+    fn open(device: &SimDevice) -> NodeStore {
+        let mut shared = NodeLogOptions {
+            log_limit: Some(1 << 20),
+            ..NodeLogOptions::default()
+        };
+        shared.log.device = Arc::new(device.clone());
+        shared.log.ring = RingMode::Private;
+        shared.log.ring_bytes = 64 << 10;
+        shared.log.segment_bytes = 64 << 10;
+        let options = NodeStoreOptions {
+            disks: vec!["/disk0".into(), "/disk1".into()],
+            layout: Layout::PerDisk.into(),
+            private: shared.clone(),
+            shared,
+            ..NodeStoreOptions::default()
+        };
+        NodeStore::open(options, Box::new(|log| drop(tokio::spawn(log.run())))).unwrap()
+    }
+
+    async fn append(replica: &ReplicaLog, bytes: usize) {
+        let index = replica.bounds().last.map_or(0, |last| last.index + 1);
+        let leader = LeaderId { term: 1, replica: 1 };
+        let entry = Entry {
+            id: EntryId { leader, index },
+            payload: vec![7; bytes].into(),
+        };
+        replica.append(vec![entry], |_| {}).await.unwrap();
+    }
+
+    async fn move_to_disk(store: &NodeStore, id: ReplicaId, disk: usize) {
+        assert!(store.move_replica(id, disk, &|| true).await.unwrap());
+    }
+
+    fn run(test: impl Future<Output = ()>) {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_all().build().unwrap();
+        let test = async { tokio::time::timeout(Duration::from_secs(60), test).await };
+        runtime.block_on(test).expect("it never ends");
+    }
+
+    /// Its log wants it to purge, whichever that is by now.
+    #[test]
+    fn who_purges_is_woken_by_the_log_that_a_replica_has_moved_to() {
+        run(async {
+            let store = open(&SimDevice::new(1));
+            let moved = store.create(1, 10, 0).await.unwrap();
+            let other = store.create(2, 20, 1).await.unwrap();
+            append(&moved, 10_000).await;
+            let mut wanted = std::pin::pin!(moved.purge_wanted());
+            assert!(futures_util::poll!(&mut wanted).is_pending());
+            move_to_disk(&store, 10, 1).await;
+            for _ in 0..12 {
+                append(&other, 10_000).await;
+            }
+            for log in store.logs() {
+                log.maintain(&|_| {}).await.unwrap();
+            }
+            wanted.await;
+        });
+    }
+
+    /// After an opening, streams are numbered from the first free one on: that which the replica had.
+    #[test]
+    fn a_replica_comes_back_to_a_log_under_its_number_there() {
+        let device = SimDevice::new(2);
+        run(async {
+            let store = open(&device);
+            let moved = store.create(1, 10, 0).await.unwrap();
+            store.create(2, 20, 0).await.unwrap();
+            append(&moved, 100).await;
+            let logs = store.logs();
+            logs.iter().for_each(|log| drop(log.log().flush(Level::Disk)));
+            logs.into_iter().try_for_each(NodeLog::close).unwrap();
+        });
+        run(async {
+            let store = open(&device);
+            let (moved, other) = (store.replica(10).unwrap(), store.replica(20).unwrap());
+            let stream = moved.residence().replica.stream;
+            move_to_disk(&store, 10, 1).await;
+            let first = store.logs().remove(0);
+            let end = first.log().appended();
+            while first.log().oldest() < end {
+                append(&other, 10_000).await;
+                let last = other.bounds().last.unwrap();
+                other.purge_durably(last).await.unwrap();
+                first.maintain(&|_| {}).await.unwrap();
+            }
+            move_to_disk(&store, 10, 0).await;
+            assert_eq!(moved.residence().replica.stream, stream);
+            append(&moved, 100).await;
+            assert_eq!(store.replica(10).unwrap().read(0..10).unwrap().len(), 2);
+        });
     }
 }

@@ -13,7 +13,7 @@ use crate::raftlog::frames::{State, Tombstone};
 use crate::raftlog::options::NodeLogOptions;
 use crate::raftlog::recovery::Quarantined;
 use crate::raftlog::replica_log::ReplicaLog;
-use crate::raftlog::shared::{Home, NodeLogInner};
+use crate::raftlog::shared::{Home, NodeLogInner, Registry};
 use crate::raftlog::state::ReplicaStream;
 
 /// An open log of a node. Clones are handles to the same log.
@@ -66,8 +66,13 @@ impl NodeLog {
     /// The replicas, in the order of their ids.
     #[must_use]
     pub fn replicas(&self) -> Vec<ReplicaLog> {
-        let replicas = self.shared.replicas();
-        let mut all: Vec<_> = replicas.into_iter().map(|replica| self.handle(replica)).collect();
+        let mut node = self.shared.node.lock();
+        let replicas = node.replicas();
+        let mut all: Vec<_> = replicas
+            .into_iter()
+            .map(|replica| self.handle(&mut node, replica))
+            .collect();
+        drop(node);
         all.sort_by_key(ReplicaLog::replica);
         all
     }
@@ -77,26 +82,16 @@ impl NodeLog {
     /// # Errors
     /// [`StoreError::Removed`], [`StoreError::Quarantined`] and [`StoreError::Unknown`].
     pub fn replica(&self, id: ReplicaId) -> Result<ReplicaLog, StoreError> {
-        let node = self.shared.node.lock();
+        let mut node = self.shared.node.lock();
         if let Some(replica) = node.replica(id) {
-            return Ok(self.handle(replica));
+            return Ok(self.handle(&mut node, replica));
         }
         node.check_absent(id)?;
         Err(StoreError::Unknown { replica: id })
     }
 
-    pub(super) fn handle(&self, replica: Arc<ReplicaStream>) -> ReplicaLog {
-        let mut homes = self.shared.homes.lock();
-        let known = homes.entry(replica.stream).or_default();
-        // The number may have been another replica's before.
-        let home = known.upgrade().filter(|home| home.is_of(&replica));
-        let home = home.unwrap_or_else(|| {
-            let home = Home::new(Arc::clone(&self.shared), replica);
-            *known = Arc::downgrade(&home);
-            home
-        });
-        drop(homes);
-        ReplicaLog::new(home)
+    fn handle(&self, node: &mut Registry, replica: Arc<ReplicaStream>) -> ReplicaLog {
+        ReplicaLog::new(node.home(&self.shared, replica))
     }
 
     /// The replicas that damage took frames of. They hold their part of the log until they are
@@ -151,20 +146,34 @@ impl NodeLog {
             committed: None,
             vote: None,
         };
-        self.begin(new).await
+        let created = self.begin(new, None).await?;
+        Ok(self.handle(&mut self.shared.node.lock(), created))
     }
 
-    /// Begins the stream of a replica, or of its copy. It is durable when this returns.
-    pub(super) async fn begin(&self, first: State) -> Result<ReplicaLog, StoreError> {
+    /// Begins the copy of a replica. It is durable when this returns, and the handle is for who copies alone.
+    pub(super) async fn begin_copy(
+        &self,
+        first: State,
+        of: &ReplicaStream,
+    ) -> Result<ReplicaLog, StoreError> {
+        let copy = self.begin(first, Some(of)).await?;
+        Ok(ReplicaLog::new(Home::new(Arc::clone(&self.shared), copy)))
+    }
+
+    async fn begin(
+        &self,
+        first: State,
+        of: Option<&ReplicaStream>,
+    ) -> Result<Arc<ReplicaStream>, StoreError> {
         let mut payload = Vec::new();
         let (created, span) = loop {
-            match self.shared.try_create(first, &mut payload) {
+            match self.shared.try_create(first, of, &mut payload) {
                 Err(StoreError::Log(LogError::WouldBlock)) => self.shared.log.room(payload.len()).await?,
                 done => break done?,
             }
         };
         self.shared.log.wait_async(span.end, Level::Disk).await?;
-        Ok(self.handle(created))
+        Ok(created)
     }
 
     /// Removes a replica for good, also one that was never here: it leaves a tombstone, which is

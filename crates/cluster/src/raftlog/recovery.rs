@@ -242,6 +242,41 @@ mod tests {
         })
     }
 
+    /// Damage that takes the frame by which a copy was complete does not make it one that is not.
+    #[test]
+    fn a_directory_names_no_copy_that_is_not_complete() {
+        let StreamFrame::State(born) = born(1, 10) else {
+            unreachable!()
+        };
+        let coming = StreamFrame::State(State {
+            generation: 1,
+            from_log: [1; 16],
+            ..born
+        });
+        let recover = |is_listed| {
+            let mut recovery = Recovery::default();
+            visit(&mut recovery, 1_000, 0, &coming);
+            if is_listed {
+                // The frame at 1,200 cannot be read.
+                let line = Listed {
+                    stream: 1,
+                    group: 1,
+                    replica: 10,
+                    generation: 1,
+                    last_frame: 1_200,
+                    oldest: Some(1_000),
+                };
+                recovery.list(&line, 1_400, 1_500);
+            }
+            recovery.finish(&[])
+        };
+        let recovered = recover(false);
+        assert!(recovered.quarantined.is_empty() && recovered.replicas[0].2.coming);
+        let recovered = recover(true);
+        let lost = &recovered.quarantined[0];
+        assert_eq!((lost.replica, lost.generation, lost.coming), (10, 1, false));
+    }
+
     /// A crash may bring back a segment that the log let go of.
     #[test]
     fn a_reused_stream_is_the_later_replicas() {

@@ -458,6 +458,7 @@ impl ReplicaLog {
                 Err(error) => Err(error),
             };
             match room {
+                Err(_) if residence.is_gone() => {}
                 Err(error @ LogError::StorageFull { .. }) => self.wait_for_room(error, &mut is_said).await?,
                 room => room?,
             }

@@ -41,8 +41,6 @@ pub(super) struct NodeLogInner {
     workers: Vec<Mutex<Worker>>,
     pub(super) completion: Completion,
     pub(super) node: Mutex<Registry>,
-    /// What the handles to a replica share, by stream.
-    pub(super) homes: Mutex<BTreeMap<u32, Weak<Home>>>,
     pub(super) options: NodeLogOptions,
     pub(super) limit: Limit,
     pub(super) counters: Counters,
@@ -97,11 +95,6 @@ impl Home {
         Arc::new(Self(ArcSwap::from_pointee(Residence { log, replica })))
     }
 
-    /// Whether it is that of the replica whose stream this is.
-    pub(super) fn is_of(&self, stream: &ReplicaStream) -> bool {
-        self.residence().replica.identity.replica == stream.identity.replica
-    }
-
     pub(super) fn residence(&self) -> Arc<Residence> {
         self.0.load_full()
     }
@@ -116,6 +109,8 @@ impl Home {
 pub(super) struct Registry {
     /// By stream.
     replicas: BTreeMap<u32, Arc<ReplicaStream>>,
+    /// What the handles to a replica share, by stream.
+    homes: BTreeMap<u32, Weak<Home>>,
     /// Copies of replicas that are in other logs until these are complete. No directory names them.
     coming: BTreeMap<u32, Arc<ReplicaStream>>,
     pub(super) quarantined: Vec<Quarantined>,
@@ -157,7 +152,6 @@ impl NodeLogInner {
             threads,
             completion: Completion::default(),
             node: Mutex::new(Registry::recovered(recovered, &log)),
-            homes: Mutex::default(),
             options,
             limit: Limit::new(limit, pressed),
             counters: Counters::default(),
@@ -201,7 +195,11 @@ impl NodeLogInner {
 
     /// Calls `done` when the log is durable up to `end`.
     pub(super) fn when_durable(&self, end: Lsn, done: Done) {
-        self.completion.add(end, done);
+        if let Err((done, error)) = self.completion.add(end, done) {
+            // What is durable is so, also in a log that was closed since.
+            let is_durable = self.log.durable() >= end;
+            return done(if is_durable { Ok(()) } else { Err(error) });
+        }
         // It may have become durable before it was added.
         let durable = self.log.durable();
         if durable >= end {
@@ -232,13 +230,14 @@ impl NodeLogInner {
     }
 
     pub(super) fn replicas(&self) -> Vec<Arc<ReplicaStream>> {
-        self.node.lock().replicas.values().cloned().collect()
+        self.node.lock().replicas()
     }
 
-    /// Begins a stream with this state.
+    /// Begins a stream with this state; of a copy, what it is copied from is `of`.
     pub(super) fn try_create(
         &self,
         first: State,
+        of: Option<&ReplicaStream>,
         payload: &mut Vec<u8>,
     ) -> Result<(Arc<ReplicaStream>, Span), StoreError> {
         // Held until the replica is listed: no directory behind its first frame leaves it out.
@@ -259,7 +258,7 @@ impl NodeLogInner {
             replica: id,
             generation: first.generation,
         };
-        let replica = Arc::new(ReplicaStream::new(stream, identity, state));
+        let replica = Arc::new(ReplicaStream::new(stream, identity, state, of));
         replica.pin(&self.log, span.start);
         let all = match first.is_coming() {
             true => &mut node.coming,
@@ -304,7 +303,7 @@ impl NodeLogInner {
             }
         };
         node.tombstones.insert(tombstone.replica, tombstone.group);
-        if let Some(holder) = node.let_go_of_quarantined(tombstone.replica) {
+        if let Some(holder) = node.let_go_of_quarantined(|lost| lost.replica == tombstone.replica) {
             let log = self.log.clone();
             let release = move |answer: Result<(), StoreError>| {
                 if answer.is_ok() {
@@ -400,7 +399,9 @@ impl NodeLogInner {
             }
             log.retain(NODE_HOLDER, span.start);
         };
-        self.completion.add(span.end, Box::new(done));
+        if let Err((done, error)) = self.completion.add(span.end, Box::new(done)) {
+            done(Err(error));
+        }
         Ok(())
     }
 }
@@ -424,7 +425,7 @@ impl Registry {
         }
         for (stream, identity, state) in recovered.replicas {
             let (oldest, is_coming) = (state.oldest_needed(), state.coming);
-            let replica = ReplicaStream::new(stream, identity, state);
+            let replica = ReplicaStream::new(stream, identity, state, None);
             replica.pin(log, oldest);
             let all = match is_coming {
                 true => &mut node.coming,
@@ -433,6 +434,10 @@ impl Registry {
             all.insert(stream, Arc::new(replica));
         }
         node
+    }
+
+    pub(super) fn replicas(&self) -> Vec<Arc<ReplicaStream>> {
+        self.replicas.values().cloned().collect()
     }
 
     pub(super) fn replica(&self, id: ReplicaId) -> Option<Arc<ReplicaStream>> {
@@ -444,39 +449,37 @@ impl Registry {
         self.replica(id).or_else(|| find(&self.coming, id))
     }
 
-    /// The replicas of which copies are not complete.
-    pub(super) fn coming(&self) -> Vec<(GroupId, ReplicaId)> {
+    /// The replicas of which copies are not complete, and the copies' streams.
+    pub(super) fn coming(&self) -> Vec<(GroupId, ReplicaId, u32)> {
         let coming = self.coming.values();
-        let coming = coming.map(|replica| (replica.identity.group, replica.identity.replica));
+        let coming = coming.map(|copy| (copy.identity.group, copy.identity.replica, copy.stream));
         let lost = self.quarantined.iter().filter(|lost| lost.coming);
-        coming
-            .chain(lost.map(|lost| (lost.group, lost.replica)))
-            .collect()
+        let lost = lost.map(|lost| (lost.group, lost.replica, lost.stream));
+        coming.chain(lost).collect()
     }
 
-    /// The replicas that are here and the generations of their streams.
-    pub(super) fn generations(&self) -> Vec<(ReplicaId, u32)> {
+    /// The replicas that are here, the generations of their streams, and these.
+    pub(super) fn generations(&self) -> Vec<(ReplicaId, u32, u32)> {
         let whole = self.replicas.values().map(|replica| {
             let live = replica.live.lock();
             let generation = live.state.identity.map_or(0, |identity| identity.generation);
-            (replica.identity.replica, generation)
+            (replica.identity.replica, generation, replica.stream)
         });
         // Without an id, no frame is left that says whose it is.
         let lost = self.quarantined.iter();
         let lost = lost.filter(|lost| !lost.coming && lost.replica != 0);
         whole
-            .chain(lost.map(|lost| (lost.replica, lost.generation)))
+            .chain(lost.map(|lost| (lost.replica, lost.generation, lost.stream)))
             .collect()
     }
 
     /// Quarantines the copy of a replica that is in no other log.
-    pub(super) fn quarantine_copy(&mut self, id: ReplicaId) -> Option<(Arc<ReplicaStream>, Quarantined)> {
-        let copy = find(&self.coming, id)?;
-        self.coming.remove(&copy.stream);
+    pub(super) fn quarantine_copy(&mut self, stream: u32) -> Option<(Arc<ReplicaStream>, Quarantined)> {
+        let copy = self.coming.remove(&stream)?;
         let oldest = copy.live.lock().state.oldest_needed();
         let lost = Quarantined {
             group: copy.identity.group,
-            replica: id,
+            replica: copy.identity.replica,
             lost: "it was being copied from another log, which is not there".to_owned(),
             stream: copy.stream,
             generation: copy.identity.generation,
@@ -487,16 +490,37 @@ impl Registry {
         Some((copy, lost))
     }
 
-    /// The copy of a replica is complete; `false` if it was removed meanwhile.
-    pub(super) fn has_come(&mut self, replica: &Arc<ReplicaStream>) -> bool {
-        let copy = self.coming.remove(&replica.stream);
-        copy.is_some_and(|copy| self.replicas.insert(replica.stream, copy).is_none())
+    /// Whether a copy is here that is not complete.
+    pub(super) fn is_coming(&self, copy: &ReplicaStream) -> bool {
+        self.coming.contains_key(&copy.stream)
     }
 
-    /// Lets go of a replica that is quarantined here and is in another log. Returns how it holds the log.
-    pub(super) fn let_go_of_quarantined(&mut self, id: ReplicaId) -> Option<String> {
-        let mut lost = self.quarantined.iter();
-        let at = lost.position(|lost| lost.replica == id)?;
+    /// It is complete, and the handles to the replica share this.
+    pub(super) fn has_come(&mut self, copy: &Arc<ReplicaStream>, home: &Arc<Home>) {
+        self.coming.remove(&copy.stream);
+        self.homes.insert(copy.stream, Arc::downgrade(home));
+        self.replicas.insert(copy.stream, Arc::clone(copy));
+    }
+
+    /// The stream of this number.
+    pub(super) fn stream(&self, stream: u32) -> Option<Arc<ReplicaStream>> {
+        let here = self.replicas.get(&stream);
+        here.or_else(|| self.coming.get(&stream)).cloned()
+    }
+
+    /// What the handles to a replica share.
+    pub(super) fn home(&mut self, log: &Arc<NodeLogInner>, replica: Arc<ReplicaStream>) -> Arc<Home> {
+        let known = self.homes.entry(replica.stream).or_default();
+        known.upgrade().unwrap_or_else(|| {
+            let home = Home::new(Arc::clone(log), replica);
+            *known = Arc::downgrade(&home);
+            home
+        })
+    }
+
+    /// Lets go of a quarantined replica. Returns how it holds the log.
+    pub(super) fn let_go_of_quarantined(&mut self, is_it: impl Fn(&Quarantined) -> bool) -> Option<String> {
+        let at = self.quarantined.iter().position(is_it)?;
         let lost = self.quarantined.remove(at);
         // Its frames are damaged: which is the last is not known.
         self.retired.insert(lost.stream, QUARANTINED);
@@ -507,6 +531,8 @@ impl Registry {
     pub(super) fn retire(&mut self, replica: Arc<ReplicaStream>, last_frame: Lsn) {
         let stream = replica.stream;
         let was_here = self.replicas.remove(&stream).or(self.coming.remove(&stream));
+        // The number may be another's.
+        self.homes.remove(&stream);
         if was_here.is_some() {
             self.retired.insert(stream, last_frame);
             self.buried.push(replica);

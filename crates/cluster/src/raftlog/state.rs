@@ -93,6 +93,8 @@ impl StreamState {
         }
         self.proven = self.proven.max(as_of);
         self.named_at = None;
+        // No directory names a copy that is not complete.
+        self.coming = false;
     }
 
     /// A durable directory at `at` names the stream.
@@ -348,8 +350,8 @@ pub(super) struct ReplicaStream {
     holder: String,
     /// From where on it holds the log. Locked after `live`.
     pinned: Mutex<Lsn>,
-    /// Why, as who purges it last saw.
-    holding: Mutex<Holding>,
+    /// Why, as who purges it last saw; shared with what it was copied from, as `wanted` is.
+    holding: Arc<Mutex<Holding>>,
     /// Wakes who purges it.
     pub(super) wanted: Arc<Notify>,
 }
@@ -393,7 +395,8 @@ pub(super) struct Live {
 }
 
 impl ReplicaStream {
-    pub(super) fn new(stream: u32, identity: StreamIdentity, state: StreamState) -> Self {
+    /// A stream; of a copy, what it is copied from is `of`.
+    pub(super) fn new(stream: u32, identity: StreamIdentity, state: StreamState, of: Option<&Self>) -> Self {
         Self {
             stream,
             identity,
@@ -404,8 +407,8 @@ impl ReplicaStream {
             }),
             holder: identity.holder(stream),
             pinned: Mutex::new(0),
-            holding: Mutex::default(),
-            wanted: Arc::default(),
+            holding: of.map(|of| Arc::clone(&of.holding)).unwrap_or_default(),
+            wanted: of.map(|of| Arc::clone(&of.wanted)).unwrap_or_default(),
             resumed: Notify::new(),
         }
     }

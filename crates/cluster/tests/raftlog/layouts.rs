@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use collie_cluster::Layout;
-use collie_cluster::testing::{LeaderId, Vote};
+use collie_cluster::testing::{Entry, EntryId, LeaderId, Vote};
 use collie_io::Device;
 use collie_sim::SimDevice;
 
@@ -52,4 +52,61 @@ fn the_private_log_of_a_removed_replica_is_gone() {
     let store = Setup::plain(Layout::Private).open(&device).unwrap();
     assert!(store.replica(3).unwrap_err().to_string().contains("was removed"));
     assert_eq!(store.replicas().len(), 7);
+}
+
+/// Appends an entry, and waits until it is on the device.
+fn append(node: &Node, id: u64, index: u64) {
+    let leader = LeaderId { term: 1, replica: id };
+    let entry = Entry {
+        id: EntryId { leader, index },
+        payload: vec![7; 100].into(),
+    };
+    let replica = node.replica(id);
+    node.drive(replica.append(vec![entry], |_| {})).unwrap();
+    node.flush();
+}
+
+/// The old log's directory leaves the replica out, which takes room there. Until there is some, both logs have it.
+#[test]
+fn a_replica_that_left_a_full_log_is_in_the_other() {
+    let node = Node::start(Setup::plain(Layout::PerDisk), SimDevice::new(3));
+    append(&node, 1, 0);
+    node.device.limit_space(Some(node.device.used_space()));
+    let (filler, from) = (3, node.store.logs().remove(0));
+    let mut index = 0;
+    while from.log().has_prepared(2_000) {
+        append(&node, filler, index);
+        index += 1;
+    }
+    // To the other disk's log, in which room is prepared.
+    assert!(node.drive(node.store.move_replica(1, 1, &|| true)).unwrap());
+    append(&node, 1, 1);
+    let image = node.device.snapshot().process_death();
+    node.device.limit_space(None);
+    let device = image.device();
+    device.limit_space(None);
+    let store = Setup::plain(Layout::PerDisk).open(&device).unwrap();
+    let last = store.replica(1).unwrap().bounds().last;
+    assert_eq!(last.map(|last| last.index), Some(1));
+}
+
+/// What an earlier attempt left goes, and the replica holds the log all the same.
+#[test]
+fn a_replica_holds_its_log_after_an_attempt_that_failed() {
+    let node = Node::start(Setup::plain(Layout::PerDisk), SimDevice::new(4));
+    append(&node, 1, 0);
+    for _ in 0..2 {
+        let stopped = node.drive(node.store.move_replica(1, 1, &|| false));
+        stopped.unwrap_err();
+        append(&node, 1, node.replica(1).bounds().last.unwrap().index + 1);
+    }
+    assert!(node.drive(node.store.move_replica(1, 1, &|| true)).unwrap());
+    node.flush();
+    let to = node.store.logs().remove(1);
+    let holders = to.log().holders();
+    let held = holders
+        .iter()
+        .any(|(name, _)| name.starts_with("raft/replica 1 of group 0"));
+    assert!(held, "{holders:?}");
+    assert_eq!(node.replica(1).read(0..10).unwrap().len(), 3);
 }

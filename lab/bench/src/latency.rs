@@ -46,6 +46,40 @@ impl Latencies {
             max_us: us(self.0.max()),
         }
     }
+
+    /// As Pegasus' tables have it.
+    pub(crate) fn columns(&self) -> LatencyColumns {
+        let us = |ns: u64| ns as f64 / 1000.0;
+        let at = |quantile| us(self.0.value_at_quantile(quantile));
+        LatencyColumns {
+            avg_us: self.0.mean() / 1000.0,
+            min_us: us(self.0.min()),
+            max_us: us(self.0.max()),
+            p95_us: at(0.95),
+            p99_us: at(0.99),
+            p999_us: at(0.999),
+            p9999_us: at(0.9999),
+        }
+    }
+}
+
+/// A distribution of latencies in microseconds, with the columns of Pegasus' measurements.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct LatencyColumns {
+    /// The mean.
+    pub avg_us: f64,
+    /// The shortest.
+    pub min_us: f64,
+    /// The longest.
+    pub max_us: f64,
+    /// 95 % took at most this.
+    pub p95_us: f64,
+    /// 99 % took at most this.
+    pub p99_us: f64,
+    /// 99.9 % took at most this.
+    pub p999_us: f64,
+    /// 99.99 % took at most this.
+    pub p9999_us: f64,
 }
 
 /// A distribution of latencies in microseconds.

@@ -11,7 +11,8 @@
 //! * [`BesideBench`]: durable writes beside flushes and compactions, by how these share the device.
 //! * [`FrontBench`]: PostgreSQL, as it is, on Collie's mount and on other storages.
 //! * [`SetBench`]: many small logs in one process.
-//! * [`SlowDevice`]: a disk that takes longer, under any of them.
+//! * [`PartitionsBench`]: partitions of a replicated store, by which logs they have.
+//! * [`SyncDevice`]: a disk whose syncs take longer, or none, under any of them.
 //!
 //! Repeats are interleaved, so that what disturbs the machine disturbs all alike; results are
 //! medians with their spread. Latencies are those of single operations; where an operation takes
@@ -23,6 +24,7 @@ mod baselines;
 mod beside;
 mod contender;
 mod dirs;
+mod disks;
 mod error;
 mod families;
 mod front;
@@ -30,26 +32,31 @@ mod latency;
 mod locks;
 mod logs;
 mod names;
+mod partitions;
 mod rng;
 mod sets;
-mod slow;
+mod syncs;
 mod transactions;
 mod usage;
 mod workloads;
 
 pub use beside::{BesideBench, BesideResult};
+pub use disks::{Interrupt, Verified};
 pub use error::BenchError;
 pub use families::{FamiliesBench, FamiliesResult};
 pub use front::{
-    AdoptResult, CheckpointSpan, FrontBench, FrontLoad, FrontMode, FrontResult, FrontSecond, Interrupt,
-    MountFigures, ScanResult, TransactionFigures, Verified, draw_plots, save_results,
+    AdoptResult, CheckpointSpan, FrontBench, FrontLoad, FrontMode, FrontResult, FrontSecond, MountFigures,
+    ScanResult, TransactionFigures, draw_plots, save_results,
 };
-pub use latency::LatencySummary;
+pub use latency::{LatencyColumns, LatencySummary};
 pub use locks::{BesideScanners, LocksBench, LocksResult};
 pub use logs::{LogBench, LogKind, LogResult};
 pub use names::{level_name, ring_name};
+pub use partitions::{
+    LogPlace, Mix, PartitionsBench, PartitionsResult, draw_partitions, median_of_partitions,
+};
 pub use sets::{SetBench, SetResult};
-pub use slow::SlowDevice;
+pub use syncs::SyncDevice;
 pub use transactions::{
     CommitBench, CommitKind, CommitResult, OrdersBench, OrdersResult, TransactionResult, TransactionRun,
 };

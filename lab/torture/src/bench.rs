@@ -4,6 +4,7 @@ mod beside;
 mod families;
 mod front;
 mod locks;
+mod partitions;
 mod set;
 mod transactions;
 
@@ -28,6 +29,7 @@ pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<Outcome> {
         Some(BenchCommand::Families(args)) => families::run(args),
         Some(BenchCommand::Locks(args)) => locks::run(args),
         Some(BenchCommand::Set(args)) => set::run(args),
+        Some(BenchCommand::Partitions(args)) => partitions::run(args),
         Some(BenchCommand::Front(args)) => front::run(args),
         None => workloads(&args.workloads),
     }

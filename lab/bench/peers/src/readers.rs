@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use collie_bench::SlowDevice;
+use collie_bench::SyncDevice;
 use collie_db::{Db, Options};
 use collie_server::{Server, ServerConfig, ServerError};
 
@@ -113,7 +113,7 @@ fn compile(dir: &Path) -> io::Result<std::path::PathBuf> {
 fn collie(home: &Path) -> Result<(Running, SocketAddr)> {
     let options = Options {
         create_if_missing: true,
-        device: Arc::new(SlowDevice::new(DELAY)),
+        device: Arc::new(SyncDevice::new(DELAY)),
         ..Options::default()
     };
     let config = ServerConfig {

@@ -10,10 +10,10 @@ use collie_check::postgres::Cluster;
 use collie_io::{Clock, RealClock};
 use serde::{Deserialize, Serialize};
 
-use super::commands::{Interrupt, Running};
-use super::disk::{Disk, open_to_all};
 use super::mode::FrontMode;
 use super::processes::cpu_us;
+use crate::disks::{Disk, open_to_all};
+use crate::disks::{Interrupt, Running};
 use crate::error::{At, BenchError};
 
 /// How long a server may take until it serves, and a mount until it is there.

@@ -8,13 +8,13 @@ use serde::Serialize;
 
 use super::FrontBench;
 use super::bed::{Bed, MountFigures};
-use super::commands::Running;
 use super::figures::{
     CheckpointSpan, Done, FrontSecond, TransactionFigures, checkpoints, figures, transactions,
 };
-use super::limit::{Group, Verified};
 use super::load::{FrontLoad, NEW_ORDER};
 use super::mode::FrontMode;
+use crate::disks::Running;
+use crate::disks::{Group, Verified};
 use crate::error::{At, BenchError};
 
 /// How long pgbench runs past the end of what is measured, so that the end falls into it.

@@ -1,9 +1,8 @@
 //! PostgreSQL, as it is, on several storages: what full pages in the WAL cost, and what Collie's
 //! mount costs instead.
 //!
-//! Each mode begins with `initdb` and ends with nothing left: [`bed`] is a server on a [`disk`],
-//! [`measure`] runs a [`load`] on it and [`figures`] reads the logs. A [`limit`] stands for a slower
-//! disk. [`scan`] and [`adopt`] measure what else a mount changes.
+//! Each mode begins with `initdb` and ends with nothing left: [`bed`] is a server on a disk,
+//! [`measure`] runs a [`load`] on it and [`figures`] reads the logs. A limit stands for a slower disk. [`scan`] and [`adopt`] measure what else a mount changes.
 
 #![expect(
     clippy::disallowed_methods,
@@ -12,10 +11,7 @@
 
 mod adopt;
 mod bed;
-mod commands;
-mod disk;
 mod figures;
-mod limit;
 mod load;
 mod measure;
 mod mode;
@@ -31,17 +27,14 @@ use collie_check::postgres;
 use serde::Serialize;
 
 use crate::dirs::{Fresh, fresh};
+use crate::disks::{Disk, FileSystem, Group, Image, Interrupt, Verified, is_there, open_to_all, verify};
 use crate::error::{At, BenchError};
 use bed::{Bed, Tools};
-use disk::{Disk, FileSystem, Image, open_to_all};
-use limit::{Group, verify};
 use measure::{Limited, measure};
 
 pub use adopt::AdoptResult;
 pub use bed::MountFigures;
-pub use commands::Interrupt;
 pub use figures::{CheckpointSpan, FrontSecond, TransactionFigures};
-pub use limit::Verified;
 pub use load::FrontLoad;
 pub use measure::FrontResult;
 pub use mode::FrontMode;
@@ -254,18 +247,6 @@ impl Place {
         drop((group, image));
         dir.remove()
     }
-}
-
-/// Whether a program can be found.
-fn is_there(tool: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|dir| dir.join(tool).exists())
-}
-
-/// The text of a file that the kernel makes or a program writes; nothing where there is none.
-fn read(path: &Path) -> String {
-    let bytes = fs::read(path).unwrap_or_default();
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Writes `results.json` to a directory: an object per result, on a line of its own.

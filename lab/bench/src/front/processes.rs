@@ -24,7 +24,7 @@ fn parse(stat: &str) -> Option<Stat> {
 }
 
 fn stat_of(pid: u32) -> Option<Stat> {
-    parse(&super::read(Path::new(&format!("/proc/{pid}/stat"))))
+    parse(&crate::disks::read(Path::new(&format!("/proc/{pid}/stat"))))
 }
 
 /// Microseconds of processor time that a process, its children and those of them that have ended

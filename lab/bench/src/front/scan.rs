@@ -6,10 +6,10 @@ use collie_io::{Clock, RealClock};
 use serde::Serialize;
 
 use super::bed::Bed;
-use super::commands::Running;
 use super::load::fill_accounts;
 use super::mode::FrontMode;
 use super::{FrontBench, write};
+use crate::disks::Running;
 use crate::error::BenchError;
 use crate::latency::median;
 

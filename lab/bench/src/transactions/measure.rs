@@ -14,7 +14,7 @@ use crate::dirs::fresh;
 use crate::error::BenchError;
 use crate::latency::{Latencies, LatencySummary};
 use crate::rng::Rng;
-use crate::slow::SlowDevice;
+use crate::syncs::SyncDevice;
 use crate::usage::cpu_time;
 
 /// Runs before the measurement begins.
@@ -99,7 +99,7 @@ pub(super) fn measure<L: Load>(
     let dir = fresh(&run.dir)?;
     let device: Arc<dyn Device> = match run.sync_delay {
         Duration::ZERO => Arc::new(RealDevice::new()),
-        delay => Arc::new(SlowDevice::new(delay)),
+        delay => Arc::new(SyncDevice::new(delay)),
     };
     let options = Options {
         device,

@@ -4,6 +4,7 @@ mod beside;
 mod families;
 mod front;
 mod locks;
+mod partitions;
 mod set;
 mod transactions;
 
@@ -22,6 +23,7 @@ pub(crate) use beside::BesideBenchArgs;
 pub(crate) use families::FamiliesBenchArgs;
 pub(crate) use front::FrontBenchArgs;
 pub(crate) use locks::LocksBenchArgs;
+pub(crate) use partitions::PartitionsBenchArgs;
 pub(crate) use set::SetBenchArgs;
 pub(crate) use transactions::{
     CommitBenchArgs, CommitEnd, IsolationLevel, OrdersBenchArgs, TransactionKind, TransactionRunArgs,
@@ -63,6 +65,9 @@ pub(crate) enum BenchCommand {
     /// Many small logs in one process, with the threads of one set or with threads of their own:
     /// what they cost while they are idle, and how fast they are opened.
     Set(SetBenchArgs),
+    /// Partitions of a replicated store by which logs they have: shared, one per disk, or private ones, as
+    /// Pegasus compared them.
+    Partitions(PartitionsBenchArgs),
     /// PostgreSQL 15, as it is, on several storages: as installed, with compressed full pages,
     /// without full pages (not safe), and without them on btrfs and on Collie's mount. Needs root
     /// and Debian's postgresql-15.

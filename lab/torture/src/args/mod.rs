@@ -13,8 +13,8 @@ use collie_server::Ack;
 
 pub(crate) use bench::{
     BenchArgs, BenchCommand, BesideBenchArgs, CommitBenchArgs, CommitEnd, FamiliesBenchArgs, FrontBenchArgs,
-    IsolationLevel, LocksBenchArgs, LogBenchArgs, OrdersBenchArgs, SetBenchArgs, TransactionKind,
-    TransactionRunArgs, WorkloadArgs,
+    IsolationLevel, LocksBenchArgs, LogBenchArgs, OrdersBenchArgs, PartitionsBenchArgs, SetBenchArgs,
+    TransactionKind, TransactionRunArgs, WorkloadArgs,
 };
 pub(crate) use torture::{
     ClusterArgs, HostileArgs, HostilePart, NamesArg, PowerArgs, SoakArgs, TortureCommand,

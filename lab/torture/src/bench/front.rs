@@ -62,7 +62,7 @@ pub(super) fn run(args: &FrontBenchArgs) -> anyhow::Result<Outcome> {
 }
 
 /// A measurement ends when a signal asks for it, and takes away what it made.
-fn interrupt_on_signals(interrupt: Interrupt) -> anyhow::Result<()> {
+pub(super) fn interrupt_on_signals(interrupt: Interrupt) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -24,7 +24,7 @@ impl Interrupt {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn check(&self) -> Result<(), BenchError> {
+    pub(crate) fn check(&self) -> Result<(), BenchError> {
         match self.0.load(Ordering::Relaxed) {
             true => Err(BenchError::Interrupted),
             false => Ok(()),
@@ -32,7 +32,7 @@ impl Interrupt {
     }
 
     /// Runs a program to its end and returns what it printed.
-    pub(super) fn run(&self, command: &mut Command) -> Result<String, BenchError> {
+    pub(crate) fn run(&self, command: &mut Command) -> Result<String, BenchError> {
         self.check()?;
         Running::start(command)?.end(self)
     }
@@ -40,7 +40,7 @@ impl Interrupt {
 
 /// A program that runs, and is killed where nothing waits for its end.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(crate) struct Running {
     what: String,
     child: Child,
     /// Both of its outputs go to a file, which takes however much there is.
@@ -48,7 +48,7 @@ pub(super) struct Running {
 }
 
 impl Running {
-    pub(super) fn start(command: &mut Command) -> Result<Self, BenchError> {
+    pub(crate) fn start(command: &mut Command) -> Result<Self, BenchError> {
         let what = command.get_program().to_string_lossy().into_owned();
         let path = Path::new(&what);
         let said = tempfile::NamedTempFile::new().at("keep what is said by", path)?;
@@ -62,22 +62,22 @@ impl Running {
         Ok(Self { what, child, said })
     }
 
-    pub(super) fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// All that it has said so far.
-    pub(super) fn said(&self) -> String {
+    pub(crate) fn said(&self) -> String {
         super::read(self.said.path())
     }
 
     /// The status that it ended with, if it has.
-    pub(super) fn ended(&mut self) -> Result<Option<ExitStatus>, BenchError> {
+    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>, BenchError> {
         self.child.try_wait().at("wait for", Path::new(&self.what))
     }
 
     /// Waits until a time of the wall clock, in microseconds; an error where it ends before.
-    pub(super) fn watch_until(&mut self, wall_us: u64, interrupt: &Interrupt) -> Result<(), BenchError> {
+    pub(crate) fn watch_until(&mut self, wall_us: u64, interrupt: &Interrupt) -> Result<(), BenchError> {
         while RealClock.wall_us() < wall_us {
             if let Some(status) = self.ended()? {
                 return Err(self.failed(&format!("it ended too early, with {status}")));
@@ -89,7 +89,7 @@ impl Running {
     }
 
     /// Waits for its end, and returns what it said.
-    pub(super) fn end(mut self, interrupt: &Interrupt) -> Result<String, BenchError> {
+    pub(crate) fn end(mut self, interrupt: &Interrupt) -> Result<String, BenchError> {
         loop {
             match self.ended()? {
                 Some(status) if status.success() => return Ok(self.said()),

@@ -22,11 +22,11 @@ const ROOT_2: &str = "/sys/fs/cgroup";
 /// The group in which processes are limited. They are in it from when it is made until it is
 /// dropped, with those that they start.
 #[derive(Debug)]
-pub(super) struct Group {
+pub(crate) struct Group {
     version: Version,
     /// Where this process was before.
     before: PathBuf,
-    limited: Option<String>,
+    limited: Vec<String>,
 }
 
 #[derive(Debug)]
@@ -37,7 +37,7 @@ enum Version {
 
 impl Group {
     /// Moves this process to where it can be limited.
-    pub(super) fn enter() -> Result<Self, BenchError> {
+    pub(crate) fn enter() -> Result<Self, BenchError> {
         let own = super::read(Path::new("/proc/self/cgroup"));
         let me = std::process::id().to_string();
         let path_of = |controllers: &str| {
@@ -54,7 +54,7 @@ impl Group {
             return Ok(Self {
                 version: Version::One,
                 before,
-                limited: None,
+                limited: Vec::new(),
             });
         }
         let root = Path::new(ROOT_2);
@@ -79,7 +79,7 @@ impl Group {
         let entered = Self {
             before: below(root, path),
             version: Version::Two { group: group.clone() },
-            limited: None,
+            limited: Vec::new(),
         };
         let procs = group.join("cgroup.procs");
         fs::write(&procs, &me).at("move this process to the group in", &procs)?;
@@ -87,7 +87,7 @@ impl Group {
     }
 
     /// Where the limit is, in words.
-    pub(super) fn describe(&self) -> &'static str {
+    pub(crate) fn describe(&self) -> &'static str {
         match self.version {
             Version::One => {
                 "control groups version 1: of the loop device, on the root group, writeback included"
@@ -117,18 +117,17 @@ impl Group {
     }
 
     /// Limits a device, given by its numbers, from now on.
-    pub(super) fn limit(&mut self, device: &str, bytes_per_sec: u64) -> Result<(), BenchError> {
+    pub(crate) fn limit(&mut self, device: &str, bytes_per_sec: u64) -> Result<(), BenchError> {
         self.write(device, Some(bytes_per_sec))?;
-        self.limited = Some(device.to_owned());
+        self.limited.push(device.to_owned());
         Ok(())
     }
 
-    /// Takes the limit away.
-    pub(super) fn lift(&mut self) -> Result<(), BenchError> {
-        match self.limited.take() {
-            Some(device) => self.write(&device, None),
-            None => Ok(()),
-        }
+    /// Takes the limits away.
+    pub(crate) fn lift(&mut self) -> Result<(), BenchError> {
+        std::mem::take(&mut self.limited)
+            .iter()
+            .try_for_each(|device| self.write(device, None))
     }
 }
 
@@ -149,7 +148,7 @@ impl Drop for Group {
 
 /// Writes for about a second past the page cache and then through it, with writeback left to the
 /// kernel, and compares the rates with the limit that is set.
-pub(super) fn verify(dir: &Path, bytes_per_sec: u64, interrupt: &Interrupt) -> Result<Verified, BenchError> {
+pub(crate) fn verify(dir: &Path, bytes_per_sec: u64, interrupt: &Interrupt) -> Result<Verified, BenchError> {
     let file = dir.join("collie-limit");
     let mib = (bytes_per_sec >> 20).max(1);
     let dd = |how: &str| {

@@ -11,12 +11,12 @@ use crate::error::{At, BenchError};
 /// A file that stands for a disk. It is written once from end to end, so that no write to it finds
 /// a hole; file systems are told not to discard what they do not use.
 #[derive(Debug)]
-pub(super) struct Image {
+pub(crate) struct Image {
     path: PathBuf,
 }
 
 impl Image {
-    pub(super) fn new(path: PathBuf, bytes: u64, interrupt: &Interrupt) -> Result<Self, BenchError> {
+    pub(crate) fn new(path: PathBuf, bytes: u64, interrupt: &Interrupt) -> Result<Self, BenchError> {
         let image = Self { path };
         let mut dd = Command::new("dd");
         dd.arg("if=/dev/zero").arg(format!("of={}", image.path.display()));
@@ -35,7 +35,7 @@ impl Drop for Image {
 
 /// A file system that is made for a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum FileSystem {
+pub(crate) enum FileSystem {
     Ext4,
     Btrfs,
 }
@@ -66,7 +66,7 @@ impl FileSystem {
 
 /// A place for a cluster, taken away when it is dropped.
 #[derive(Debug)]
-pub(super) struct Disk {
+pub(crate) struct Disk {
     at: PathBuf,
     mounted: Option<Mounted>,
 }
@@ -82,14 +82,14 @@ struct Mounted {
 
 impl Disk {
     /// A directory.
-    pub(super) fn directory(at: PathBuf) -> Result<Self, BenchError> {
+    pub(crate) fn directory(at: PathBuf) -> Result<Self, BenchError> {
         fs::create_dir(&at).at("make", &at)?;
         open_to_all(&at)?;
         Ok(Self { at, mounted: None })
     }
 
     /// A new file system in an image.
-    pub(super) fn image(
+    pub(crate) fn image(
         at: PathBuf,
         image: &Image,
         what: FileSystem,
@@ -118,16 +118,16 @@ impl Disk {
         Ok(disk)
     }
 
-    pub(super) fn at(&self) -> &Path {
+    pub(crate) fn at(&self) -> &Path {
         &self.at
     }
 
     /// The numbers of the device that only this is on, if there is one.
-    pub(super) fn device(&self) -> Option<&str> {
+    pub(crate) fn device(&self) -> Option<&str> {
         self.mounted.as_ref().map(|mounted| mounted.numbers.as_str())
     }
 
-    pub(super) fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         match &self.mounted {
             Some(mounted) => format!("{} on a loop device", mounted.what),
             None => "a directory".to_owned(),
@@ -135,7 +135,7 @@ impl Disk {
     }
 
     /// Takes it away, and reports what fails.
-    pub(super) fn remove(&mut self) -> Result<(), BenchError> {
+    pub(crate) fn remove(&mut self) -> Result<(), BenchError> {
         // Not to be interrupted: it is what comes of an interrupt.
         let run = |command: &mut Command| Interrupt::default().run(command);
         if let Some(mounted) = &mut self.mounted {
@@ -162,6 +162,6 @@ impl Drop for Disk {
 }
 
 /// Lets the server's user pass.
-pub(super) fn open_to_all(dir: &Path) -> Result<(), BenchError> {
+pub(crate) fn open_to_all(dir: &Path) -> Result<(), BenchError> {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).at("open to all users", dir)
 }

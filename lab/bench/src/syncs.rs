@@ -1,4 +1,4 @@
-//! A device whose syncs take longer, to stand for a slower disk.
+//! A device whose syncs take longer, to stand for a slower disk, or are left out.
 
 use std::ffi::OsStr;
 use std::io;
@@ -8,44 +8,71 @@ use std::time::Duration;
 
 use collie_io::{Clock, Device, Dir, Entry, File, FileKind, FsStat, Mapping, OpenMode, RealDevice, Stat};
 
-/// The real device, on which each sync of a file takes so much longer, and so does each write that
-/// is durable by itself (past the page cache).
+/// The real device with other syncs of files.
 #[derive(Debug)]
-pub struct SlowDevice {
+pub struct SyncDevice {
     real: RealDevice,
-    delay: Duration,
+    syncs: Syncs,
 }
 
-impl SlowDevice {
+/// What a sync is.
+#[derive(Debug, Clone, Copy)]
+enum Syncs {
+    /// It takes so much longer, and so does each write that is durable by itself (past the page cache).
+    Longer(Duration),
+    /// Nothing: what is written is in the page cache, and outlives the process.
+    None,
+}
+
+impl SyncDevice {
     /// One whose syncs take `delay` more than the disk's own.
     #[must_use]
     pub fn new(delay: Duration) -> Self {
         Self {
             real: RealDevice::new(),
-            delay,
+            syncs: Syncs::Longer(delay),
         }
     }
 
-    fn slow(&self, file: Arc<dyn File>, mode: OpenMode) -> Arc<dyn File> {
-        Arc::new(SlowFile {
+    /// One that syncs nothing. Writes past the page cache are durable all the same.
+    #[must_use]
+    pub fn without_syncs() -> Self {
+        Self {
+            real: RealDevice::new(),
+            syncs: Syncs::None,
+        }
+    }
+
+    fn wrap(&self, file: Arc<dyn File>, mode: OpenMode) -> Arc<dyn File> {
+        Arc::new(SyncFile {
             file,
-            delay: self.delay,
+            syncs: self.syncs,
             durable_writes: mode == OpenMode::DirectSync,
         })
     }
 }
 
 #[derive(Debug)]
-struct SlowFile {
+struct SyncFile {
     file: Arc<dyn File>,
-    delay: Duration,
+    syncs: Syncs,
     /// Whether its writes are syncs, too.
     durable_writes: bool,
 }
 
-impl Device for SlowDevice {
+impl SyncFile {
+    fn sync(&self, sync: impl FnOnce(&dyn File) -> io::Result<()>) -> io::Result<()> {
+        if let Syncs::Longer(delay) = self.syncs {
+            sync(&*self.file)?;
+            std::thread::sleep(delay);
+        }
+        Ok(())
+    }
+}
+
+impl Device for SyncDevice {
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
-        Ok(self.slow(self.real.open(path, mode)?, mode))
+        Ok(self.wrap(self.real.open(path, mode)?, mode))
     }
     fn stat(&self, path: &Path) -> io::Result<Stat> {
         self.real.stat(path)
@@ -87,7 +114,7 @@ impl Device for SlowDevice {
         self.real.lstat(path)
     }
     fn open_for_user(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
-        Ok(self.slow(self.real.open_for_user(path, mode)?, mode))
+        Ok(self.wrap(self.real.open_for_user(path, mode)?, mode))
     }
     fn read_dir(&self, dir: &Path, each: &mut dyn FnMut(&OsStr, FileKind, u64)) -> io::Result<()> {
         self.real.read_dir(dir, each)
@@ -127,26 +154,22 @@ impl Device for SlowDevice {
     }
 }
 
-impl File for SlowFile {
+impl File for SyncFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         self.file.read_at(buf, offset)
     }
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<usize> {
         let written = self.file.write_at(buf, offset)?;
-        if self.durable_writes {
-            std::thread::sleep(self.delay);
+        if let (true, Syncs::Longer(delay)) = (self.durable_writes, self.syncs) {
+            std::thread::sleep(delay);
         }
         Ok(written)
     }
     fn sync_data(&self) -> io::Result<()> {
-        self.file.sync_data()?;
-        std::thread::sleep(self.delay);
-        Ok(())
+        self.sync(|file| file.sync_data())
     }
     fn sync_all(&self) -> io::Result<()> {
-        self.file.sync_all()?;
-        std::thread::sleep(self.delay);
-        Ok(())
+        self.sync(|file| file.sync_all())
     }
     fn sync_range(&self, offset: u64, len: u64) -> io::Result<()> {
         self.file.sync_range(offset, len)
@@ -192,7 +215,7 @@ mod tests {
     const DELAY: Duration = Duration::from_millis(30);
 
     /// Whether something takes the delay; a sleep is never shorter than it should be.
-    fn is_slow(device: &SlowDevice, work: impl FnOnce()) -> bool {
+    fn is_slow(device: &SyncDevice, work: impl FnOnce()) -> bool {
         let began = device.clock().monotonic();
         work();
         u128::from(device.clock().monotonic() - began) >= DELAY.as_nanos()
@@ -201,7 +224,7 @@ mod tests {
     #[test]
     fn a_sync_takes_longer_and_so_does_a_write_that_is_one() {
         let dir = tempfile::tempdir().unwrap();
-        let device = SlowDevice::new(DELAY);
+        let device = SyncDevice::new(DELAY);
         let path = dir.path().join("file");
         let file = device.open(&path, OpenMode::CreateNew).unwrap();
         file.allocate(BLOCK as u64).unwrap();

@@ -15,14 +15,24 @@ pub(crate) fn cpu_time() -> Nanos {
 /// Bytes that this process has caused to be written to block devices so far, as the kernel counts
 /// them; `None` where it does not.
 pub(crate) fn device_bytes() -> Option<u64> {
+    counted("write_bytes:")
+}
+
+fn counted(name: &str) -> Option<u64> {
     let file = RealDevice::new()
         .open(Path::new("/proc/self/io"), OpenMode::Read)
         .ok()?;
     let mut text = [0; 1024];
     let len = file.read_at(&mut text, 0).ok()?;
     let text = std::str::from_utf8(text.get(..len)?).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("write_bytes:"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().parse().ok()
+}
+
+/// Bytes that this process has handed to calls that write so far; `None` where the kernel does not count them. What
+/// [`device_bytes`] counts is more where pages are larger than what is written.
+pub(crate) fn written_bytes() -> Option<u64> {
+    counted("wchar:")
 }
 
 /// What this process has of the system's now.

@@ -3,14 +3,24 @@
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
 /// Writes warnings and errors that the crates below log to standard error.
 pub(crate) fn show() {
-    // No other subscriber is set, so this cannot fail.
-    let _ = tracing_subscriber::fmt()
-        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
+    // openraft logs each of its steps; its errors are returned, and logged by who calls it.
+    let shown = Targets::new()
+        .with_default(LevelFilter::WARN)
+        .with_target("openraft", LevelFilter::ERROR);
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(|| Diagnostics)
         .with_target(false)
-        .with_ansi(false)
+        .with_ansi(false);
+    // No other subscriber is set, so this cannot fail.
+    let _ = tracing_subscriber::registry()
+        .with(lines.with_filter(shown))
         .try_init();
 }
 

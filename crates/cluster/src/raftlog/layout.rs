@@ -104,11 +104,8 @@ fn forget_removed(log: &NodeLog, first: &NodeLog) -> Result<(), StoreError> {
     let whole = whole.iter().map(|replica| (replica.group(), replica.replica()));
     let lost = log.quarantined();
     let lost = lost.iter().map(|lost| (lost.group, lost.replica));
-    let coming = log.shared.node.lock().coming();
-    let coming = coming.into_iter().map(|(group, replica, _)| (group, replica));
     for (group, replica) in whole
         .chain(lost)
-        .chain(coming)
         .filter(|(_, replica)| first.is_removed(*replica))
     {
         log.forget(group, replica)?;
@@ -168,8 +165,8 @@ impl NodeStore {
             forget_removed(&log, &first)?;
             this.logs.lock().insert(place, log);
         }
-        this.logs.lock().insert(LogPlace::FIRST, first);
-        this.settle()?;
+        this.logs.lock().insert(LogPlace::FIRST, first.clone());
+        this.settle(&first)?;
         for place in this.unused() {
             this.remove_log(place)?;
         }
@@ -245,7 +242,7 @@ impl NodeStore {
 
     /// A replica is in one log, also where one of several has lost frames of it to damage: in the one of the highest
     /// generation. What the others have is let go, and so are copies that are not complete.
-    fn settle(&self) -> Result<(), StoreError> {
+    fn settle(&self, first: &NodeLog) -> Result<(), StoreError> {
         let logs = self.logs.lock();
         let mut homes = BTreeMap::<ReplicaId, (u32, LogPlace, u32)>::new();
         let (mut left, mut changed) = (Vec::new(), BTreeSet::new());
@@ -270,7 +267,7 @@ impl NodeStore {
         for (&place, log) in &*logs {
             let coming = log.shared.node.lock().coming();
             for (_, replica, stream) in coming {
-                if homes.contains_key(&replica) {
+                if homes.contains_key(&replica) || first.is_removed(replica) {
                     left.push((place, stream));
                 } else {
                     log.quarantine_copy(stream);

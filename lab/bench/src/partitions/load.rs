@@ -74,7 +74,7 @@ impl<'a> Load<'a> {
     /// Measures a mix.
     pub(super) fn run(&self, mix: Mix, place: LogPlace) -> Result<PartitionsResult, BenchError> {
         let clock = RealClock;
-        let (syncs, bytes, cpu) = (self.nodes.syncs(), usage::device_bytes(), usage::cpu_time());
+        let (syncs, bytes, cpu) = (self.nodes.syncs(), usage::written_bytes(), usage::cpu_time());
         let (begin, stop) = (clock.monotonic(), AtomicBool::new(false));
         let all = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..mix.threads)
@@ -97,7 +97,9 @@ impl<'a> Load<'a> {
         let seconds = (clock.monotonic() - begin) as f64 / 1e9;
         let cpu = usage::cpu_time() - cpu;
         let syncs = self.nodes.syncs() - syncs;
-        let bytes = usage::device_bytes().zip(bytes).map(|(now, before)| now - before);
+        let bytes = usage::written_bytes()
+            .zip(bytes)
+            .map(|(now, before)| now - before);
         let (reads, writes) = (all.reads.count(), all.writes.count());
         let per_write = |sum: u64| sum as f64 / writes as f64;
         Ok(PartitionsResult {

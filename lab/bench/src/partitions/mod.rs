@@ -169,7 +169,7 @@ pub struct PartitionsResult {
     pub writes: Option<LatencyColumns>,
     /// Syncs of logs per write.
     pub syncs_per_write: Option<f64>,
-    /// Bytes that this process caused to be written per write, tables included.
+    /// Bytes that this process wrote to files per write, tables included.
     pub bytes_per_write: Option<f64>,
     /// Processor time per operation, in microseconds.
     pub processor_us: f64,

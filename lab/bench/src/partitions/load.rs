@@ -112,7 +112,7 @@ impl<'a> Load<'a> {
             per_sec: (reads + writes) as f64 / seconds,
             reads: (reads > 0).then(|| all.reads.columns()),
             writes: (writes > 0).then(|| all.writes.columns()),
-            syncs_per_write: (writes > 0).then(|| per_write(syncs)),
+            syncs_per_write: (self.bench.sync && writes > 0).then(|| per_write(syncs)),
             bytes_per_write: bytes.filter(|_| writes > 0).map(per_write),
             processor_us: cpu as f64 / 1000.0 / (reads + writes).max(1) as f64,
         })

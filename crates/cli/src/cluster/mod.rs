@@ -37,7 +37,7 @@ pub(crate) fn run(command: &ClusterCommand) -> anyhow::Result<Outcome> {
             let follows = format!("its replicas move to node {by}, and then it is removed");
             nodes::change(&args.at, &["REPLACE", &node, &by], &follows)
         }
-        ClusterCommand::Layout(args) => nodes::layout(&args),
+        ClusterCommand::Layout(args) => nodes::layout(args),
         ClusterCommand::Finalize(at) => nodes::finalize(at),
     }
 }

@@ -304,7 +304,7 @@ impl Node {
         }
         assert!(self.moving.borrow().is_none(), "it never ends");
         let store = Arc::into_inner(self.store);
-        store.expect("no one else has it").close().unwrap();
+        store.unwrap().close().unwrap();
     }
 
     pub(crate) fn flush(&self) {

@@ -261,6 +261,6 @@ pub fn save_results<R: Serialize>(dir: &Path, results: &[R]) -> Result<(), Bench
 }
 
 /// Writes a file whole.
-fn write(path: &Path, text: &str) -> Result<(), BenchError> {
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), BenchError> {
     fs::write(path, text).at("write", path)
 }

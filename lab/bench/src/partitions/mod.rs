@@ -398,7 +398,9 @@ mod tests {
                 assert!(writes.p95_us <= writes.p9999_us, "{result:?}");
             }
             assert_eq!(
-                std::fs::read_dir(dir.path()).unwrap().count(),
+                collie_io::Device::list(&collie_io::RealDevice::new(), dir.path())
+                    .unwrap()
+                    .len(),
                 0,
                 "it is taken away"
             );

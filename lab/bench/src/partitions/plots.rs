@@ -7,7 +7,8 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::{LogPlace, PartitionsResult};
-use crate::error::{At, BenchError};
+use crate::error::BenchError;
+use crate::front::write;
 
 const SIZE: (u32, u32) = (960, 620);
 /// Heights of the title with the legend, and of each of the two charts.
@@ -34,7 +35,7 @@ pub fn draw_partitions(dir: &Path, results: &[PartitionsResult]) -> Result<(), B
         path: path.clone(),
         cause: error.to_string(),
     })?;
-    std::fs::write(&path, drawn).at("write", &path)
+    write(&path, &drawn)
 }
 
 /// A place's colour, of those by Okabe and Ito, which differ for all eyes.

@@ -69,7 +69,7 @@ fn nodes_are_upgraded_one_by_one_and_go_back_until_it_is_final() {
         ask(&sites, NodeRequest::Finalize).err()
     });
     for expected in [
-        "level 2 is not used before",
+        &format!("level {LEVEL} is not used before"),
         "node 2: ",
         "it speaks levels 1 to 1",
     ] {
@@ -119,7 +119,7 @@ fn nodes_are_upgraded_one_by_one_and_go_back_until_it_is_final() {
     // None goes back, and they are as they were.
     sites[1].close();
     let refused = start(&sites[1], OLD, Begin::Start).unwrap_err().to_string();
-    assert!(refused.contains("feature level 2"), "{refused}");
+    assert!(refused.contains(&format!("feature level {LEVEL}")), "{refused}");
     restart(&sites[1], NEW);
     let map = settled(&sites, 3, 6);
     assert_eq!(map.cluster.level, LEVEL);

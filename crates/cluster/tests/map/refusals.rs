@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::sync::Arc;
 
+use collie_cluster::testing::map::LEVEL;
 use collie_cluster::{Begin, MARK};
 use collie_io::RealClock;
 
@@ -126,9 +127,9 @@ fn a_stranger_that_differs_is_refused_with_what_to_do() {
     says(
         &said,
         &[
-            "has feature level 2",
+            &format!("has feature level {LEVEL}"),
             "speaks levels 0 to 0",
-            "run a version on it that speaks level 2",
+            &format!("run a version on it that speaks level {LEVEL}"),
         ],
     );
     let mut join = request(2);
@@ -184,11 +185,15 @@ fn a_stranger_that_differs_is_refused_with_what_to_do() {
     new[0].start(Begin::Join(vec![peer]));
     new[0].kill();
     let mut options = new[0].options();
-    options.spoken = 3..=4;
+    options.spoken = LEVEL + 1..=LEVEL + 2;
     let said = new[0].refusal(options, Begin::Start);
     says(
         &said,
-        &["has feature level 2", "speaks levels 3 to 4", "run a version"],
+        &[
+            &format!("has feature level {LEVEL}"),
+            &format!("speaks levels {} to {}", LEVEL + 1, LEVEL + 2),
+            "run a version",
+        ],
     );
 }
 

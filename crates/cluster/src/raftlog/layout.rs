@@ -24,7 +24,7 @@ use crate::raftlog::replica_log::ReplicaLog;
 pub struct NodeStoreOptions {
     /// A directory on each disk. The first one's log also holds the tombstones.
     pub disks: Vec<PathBuf>,
-    /// Which log a new replica goes into, until [`NodeStore::set_layouts`].
+    /// Which log a new replica goes into, until the node is told otherwise.
     pub layout: Layouts,
     /// How logs of many replicas are opened.
     pub shared: NodeLogOptions,

@@ -66,30 +66,6 @@ fn append(node: &Node, id: u64, index: u64) {
     node.flush();
 }
 
-/// The old log's directory leaves the replica out, which takes room there. Until there is some, both logs have it.
-#[test]
-fn a_replica_that_left_a_full_log_is_in_the_other() {
-    let node = Node::start(Setup::plain(Layout::PerDisk), SimDevice::new(3));
-    append(&node, 1, 0);
-    node.device.limit_space(Some(node.device.used_space()));
-    let (filler, from) = (3, node.store.logs().remove(0));
-    let mut index = 0;
-    while from.log().has_prepared(2_000) {
-        append(&node, filler, index);
-        index += 1;
-    }
-    // To the other disk's log, in which room is prepared.
-    assert!(node.drive(node.store.move_replica(1, 1, &|| true)).unwrap());
-    append(&node, 1, 1);
-    let image = node.device.snapshot().process_death();
-    node.device.limit_space(None);
-    let device = image.device();
-    device.limit_space(None);
-    let store = Setup::plain(Layout::PerDisk).open(&device).unwrap();
-    let last = store.replica(1).unwrap().bounds().last;
-    assert_eq!(last.map(|last| last.index), Some(1));
-}
-
 /// What an earlier attempt left goes, and the replica holds the log all the same.
 #[test]
 fn a_replica_holds_its_log_after_an_attempt_that_failed() {
@@ -109,4 +85,18 @@ fn a_replica_holds_its_log_after_an_attempt_that_failed() {
         .any(|(name, _)| name.starts_with("raft/replica 1 of group 0"));
     assert!(held, "{holders:?}");
     assert_eq!(node.replica(1).read(0..10).unwrap().len(), 3);
+}
+
+/// Its copies in other logs, which were given up, are found after a stop, and go as it has.
+#[test]
+fn copies_of_a_removed_replica_go() {
+    let node = Node::start(Setup::plain(Layout::PerDisk), SimDevice::new(5));
+    append(&node, 1, 0);
+    for _ in 0..2 {
+        node.drive(node.store.move_replica(1, 1, &|| false)).unwrap_err();
+    }
+    node.drive(node.store.remove(0, 1)).unwrap();
+    let device = node.device.snapshot().process_death().device();
+    let store = Setup::plain(Layout::PerDisk).open(&device).unwrap();
+    assert!(store.quarantined().is_empty(), "{:?}", store.quarantined());
 }

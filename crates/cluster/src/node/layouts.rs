@@ -105,7 +105,7 @@ pub(super) async fn move_logs(router: Arc<Router>, peers: Arc<Peers>, moves: Arc
         while peers.level() < LEVEL_OF_LAYOUTS && moves.goes_on() {
             sleep(PAUSE).await;
         }
-        let (mut has_moved, mut problem) = (false, None);
+        let (mut has_moved, mut has_failed, mut problem) = (false, false, None);
         for (replica, disk) in left {
             if !moves.goes_on() {
                 return;
@@ -117,23 +117,23 @@ pub(super) async fn move_logs(router: Arc<Router>, peers: Arc<Peers>, moves: Arc
                     moves.moved.fetch_add(u64::from(moved), Ordering::Relaxed);
                     moves.to_move.fetch_sub(1, Ordering::Relaxed);
                 }
-                Err(StoreError::Removed { .. } | StoreError::Unknown { .. }) => {}
+                // Its removal ends by itself, or at the next start.
+                Err(StoreError::Removed { .. } | StoreError::Unknown { .. }) => has_failed = true,
                 Err(error) => {
+                    has_failed = true;
                     let text = format!("the log of replica {id} does not move for now: {error}");
                     tracing::warn!("{text}");
                     problem.get_or_insert(text);
                 }
             }
         }
-        let has_failed = problem.is_some();
         *moves.problem.lock() = problem;
+        if has_moved || !has_failed {
+            pause = PAUSE;
+        }
         if has_failed {
-            pause = if has_moved {
-                PAUSE
-            } else {
-                PAUSE_MOST.min(2 * pause)
-            };
             _ = timeout(pause, moves.changed.notified()).await;
+            pause = PAUSE_MOST.min(2 * pause);
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::raftlog::replica_log::ReplicaLog;
 pub struct NodeStoreOptions {
     /// A directory on each disk. The first one's log also holds the tombstones.
     pub disks: Vec<PathBuf>,
-    /// Which log a new replica goes into, until the node is told otherwise.
+    /// Which log a new replica goes into, until the node gets another layout.
     pub layout: Layouts,
     /// How logs of many replicas are opened.
     pub shared: NodeLogOptions,
@@ -530,7 +530,7 @@ impl NodeStore {
     /// [`LogError::Closed`] where it is not to go on. The replica is where it was then, unless a log has failed.
     ///
     /// # Cancel safety
-    /// Dropped, it may leave the replica without appends for good: it is to be told not to go on.
+    /// Dropped, it may leave the replica without appends for good: let `goes_on` say no instead.
     pub async fn move_replica(
         &self,
         id: ReplicaId,

@@ -88,18 +88,15 @@ pub(crate) fn create(
     Ok(file)
 }
 
-/// Removes files of `dir` for good; one that is gone already is as good. Where the directory cannot
-/// be synced, a crash may bring a name back when what followed it is gone, and the process after
-/// this one cannot know: then the files are emptied, so that nothing comes back with their names.
+/// Removes files of `dir` for good. Where the directory cannot be synced, a crash may bring a name
+/// back when what followed it is gone, and the process after this one cannot know: then the files
+/// are emptied, so that nothing comes back with their names.
 pub(crate) fn remove_for_good(dir: &Directory, files: &[(PathBuf, Arc<dyn File>)]) -> Result<(), LogError> {
     if files.is_empty() {
         return Ok(());
     }
     for (path, _) in files {
-        match dir.device().remove_file(path) {
-            Err(e) if e.kind() == ErrorKind::NotFound => {}
-            removed => removed.at("remove", path)?,
-        }
+        remove_name(dir.device(), path)?;
     }
     let synced = dir.sync();
     if synced.is_err() {
@@ -108,11 +105,28 @@ pub(crate) fn remove_for_good(dir: &Directory, files: &[(PathBuf, Arc<dyn File>)
     synced
 }
 
-/// Empties a removed file, unless it has another name. Where that does not succeed there was one
-/// fault too many; the first one is reported.
+/// Removes a name. One that is gone already may have been removed by an attempt whose sync failed:
+/// no later sync makes that removal durable for certain, so the name is made and removed anew.
+fn remove_name(device: &dyn Device, path: &Path) -> Result<(), LogError> {
+    match device.remove_file(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            drop(device.open(path, OpenMode::CreateNew).at("create", path)?);
+            device.remove_file(path).at("remove", path)
+        }
+        removed => removed.at("remove", path),
+    }
+}
+
+/// Empties a removed file, unless it has another name. What a failed sync has lost is written once
+/// more; where that does not succeed there was one fault too many, and the first one is reported.
 fn empty(file: &dyn File) {
-    if file.stat().is_ok_and(|stat| stat.links == 0) && file.set_len(0).is_ok() {
-        let _ = file.sync_data();
+    let clear = || {
+        write_all_at(file, Block::new_zeroed().as_bytes(), 0)?;
+        file.set_len(0)?;
+        file.sync_data()
+    };
+    if file.stat().is_ok_and(|stat| stat.links == 0) && clear().is_err() {
+        let _ = clear();
     }
 }
 

@@ -9,7 +9,7 @@ use collie_check::images::{DIR, Setup, commit, find};
 use collie_check::{Ledger, Survives};
 use collie_io::Device;
 use collie_log::{FIRST_LSN, Level, Log, LogError, LogOptions, Worker};
-use collie_sim::{Fault, FaultKind, PowerCut, SimDevice};
+use collie_sim::{Fault, FaultKind, Op, OpKind, PowerCut, SimDevice};
 
 fn check(device: &SimDevice, ledger: &Ledger, options: impl Fn(&SimDevice) -> LogOptions, what: &str) {
     let snapshot = device.snapshot();
@@ -148,6 +148,42 @@ fn a_left_over_name_that_a_failed_sync_has_lost_is_not_used() {
         check(&device, &ledger, options, &format!("round {round}"));
     }
     assert!(met > 40, "{met}");
+}
+
+/// Neither the removal of a segment nor its emptying was synced at first; when the log has removed
+/// it, no power cut brings it back.
+#[test]
+fn a_removal_that_a_failed_sync_has_lost_is_made_anew() {
+    let mut met = 0;
+    for round in 0..60 {
+        let setup = Setup::small(false, round % 2 == 0);
+        let options = |device: &SimDevice| setup.options(device, false);
+        let (device, ledger) = (SimDevice::new(round), Ledger::new());
+        let log = Log::open(DIR, options(&device)).unwrap();
+        let mut worker = log.worker().unwrap();
+        work(&log, &mut worker, &ledger, 79);
+        drop((log, worker));
+        // What an earlier epoch left is removed, and not used again.
+        let log = Log::open(DIR, options(&device)).unwrap();
+        let mut worker = log.worker().unwrap();
+        commit(&log, &mut worker, &ledger, 1_500, Some(Level::Disk)).unwrap();
+        // The sync of the directory, and then those of the emptied file.
+        device.inject(Fault::new(FaultKind::SyncFails).on(DIR).after(round / 6).times(3));
+        ledger.released(log.durable());
+        log.retain("test", log.durable());
+        device.heal();
+        let removal = |op: &Op| op.kind == OpKind::SyncDir && op.failed;
+        met += u64::from(device.trace().iter().any(removal));
+        log.retain("test", log.durable());
+        for (way, cut) in PowerCut::WAYS {
+            let image = device.snapshot().power_cut(cut, round);
+            let log = Log::open(DIR, options(&image.device()));
+            let log = log.unwrap_or_else(|error| panic!("round {round}, {way}: {error}"));
+            let verdict = ledger.check(ledger.now(), Survives::Power, &find(&log).unwrap());
+            assert!(verdict.holds(), "round {round}, {way}: {verdict}");
+        }
+    }
+    assert!(met > 10, "{met}");
 }
 
 /// Room is taken by writing zeros then.

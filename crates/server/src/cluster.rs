@@ -218,6 +218,8 @@ pub enum NodeRequest {
     },
     /// All speak a newer feature level, and it is to be used.
     Finalize,
+    /// The partition that has this slot is to give it, and all behind it, to a new one.
+    Split(u16),
     /// The logs of its replicas, or of some, are to be so.
     Layout {
         /// The node.
@@ -370,9 +372,15 @@ pub trait Partition: fmt::Debug + Send + Sync + 'static {
     fn now_ms(&self) -> u64;
 
     /// Resolves to whether what was read of this replica while `leadership` was [its](Self::leadership) held:
-    /// it has led without a break since then. `expired_ms` is the latest expiry of a key that was read
-    /// and counted as expired, as in [`Evaluation::expired`].
-    fn confirm(&self, leadership: Leadership, expired_ms: Option<u64>) -> Settling;
+    /// it has led without a break since then, and these slots, of which that was, are still its partition's.
+    /// `expired_ms` is the latest expiry of a key that was read and counted as expired, as in
+    /// [`Evaluation::expired`].
+    fn confirm(
+        &self,
+        leadership: Leadership,
+        slots: RangeInclusive<u16>,
+        expired_ms: Option<u64>,
+    ) -> Settling;
 }
 
 /// The rows of a partition at one moment, as they were applied on this node. To be dropped soon: what

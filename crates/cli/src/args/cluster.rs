@@ -40,6 +40,9 @@ pub(crate) enum ClusterCommand {
     /// Moves the logs of a node's replicas, while they serve: to one log for all, one per disk, or one for each
     /// partition. `status` shows how many are still to move.
     Layout(LayoutArgs),
+    /// Splits a partition, while it serves: a slot of it and all behind go to a new partition, on the same nodes.
+    /// `CLUSTER SLOTS` shows which slots a partition has.
+    Split(SplitArgs),
     /// After an upgrade of all nodes: has the cluster use what the new version can. Before that, nodes can go
     /// back to the version before.
     Finalize(WhereArgs),
@@ -102,6 +105,15 @@ pub(crate) struct LayoutArgs {
     /// Only of this partition, named by the number of its group.
     #[arg(long, value_name = "GROUP")]
     pub(crate) partition: Option<u64>,
+    #[command(flatten)]
+    pub(crate) at: WhereArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct SplitArgs {
+    /// The first slot of the new partition.
+    #[arg(value_name = "SLOT", value_parser = clap::value_parser!(u16).range(1..=16383))]
+    pub(crate) slot: u16,
     #[command(flatten)]
     pub(crate) at: WhereArgs,
 }

@@ -38,6 +38,7 @@ pub(crate) fn run(command: &ClusterCommand) -> anyhow::Result<Outcome> {
             nodes::change(&args.at, &["REPLACE", &node, &by], &follows)
         }
         ClusterCommand::Layout(args) => nodes::layout(args),
+        ClusterCommand::Split(args) => nodes::split(args),
         ClusterCommand::Finalize(at) => nodes::finalize(at),
     }
 }

@@ -1,5 +1,6 @@
 //! `collie cluster nodes`, `drain`, `serve`, `remove` and `replace`: which nodes have replicas, and which are to.
 //! `collie cluster finalize`: all speak a newer feature level. `collie cluster layout`: which logs their replicas have.
+//! `collie cluster split`: a partition becomes two.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,7 +17,7 @@ use serde::Serialize;
 use super::access::Access;
 use super::local::LocalCluster;
 use super::view::{info, words};
-use crate::args::{LayoutArgs, NodesArgs, WhereArgs};
+use crate::args::{LayoutArgs, NodesArgs, SplitArgs, WhereArgs};
 
 /// A change of the map is decided within this time, or the node says that it was not.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -103,6 +104,17 @@ pub(super) fn layout(args: &LayoutArgs) -> anyhow::Result<Outcome> {
     ask(&args.at, |client| client.call(&words)?.good(), |_| true)?;
     say(format_args!(
         "logs of node {node} move to the layout {layout}: `collie cluster status` shows how many are left"
+    ))
+}
+
+/// Has a partition split at a slot.
+pub(super) fn split(args: &SplitArgs) -> anyhow::Result<Outcome> {
+    let slot = args.slot.to_string();
+    let words: [&[u8]; 3] = [b"COLLIE.NODE", b"SPLIT", slot.as_bytes()];
+    ask(&args.at, |client| client.call(&words)?.good(), |_| true)?;
+    say(format_args!(
+        "slot {slot} and those behind it, of the same partition, go to a new one; `collie cluster status` says so where \
+         that does not go on"
     ))
 }
 

@@ -19,13 +19,16 @@
 mod moves;
 mod records;
 mod rules;
+mod splits;
 mod whole;
 
 pub use moves::{Moved, Nodes, Stuck, leave, moved, plan, set_role, stuck, unchanged};
 pub use records::{
-    ClusterRecord, LEVEL, LEVEL_OF_MOVES, MapError, MapMember, NodeRecord, NodeRole, PartitionRecord,
+    ClusterRecord, LEVEL, LEVEL_OF_MOVES, LEVEL_OF_SPLITS, MapError, MapMember, NodeRecord, NodeRole,
+    PartitionRecord, SplitRecord,
 };
 pub use rules::{Founding, JoinRequest, describe, found, join, place, raise, voters};
+pub use splits::{has_split, split};
 pub use whole::{Changes, Map, MapRow, NOWHERE};
 
 use crate::ids::GroupId;

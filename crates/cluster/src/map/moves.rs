@@ -183,7 +183,7 @@ pub fn plan(map: &Map, nodes: &Nodes) -> Option<Changes> {
     let mut changes = Changes::of(map);
     let mut placement = Placement::of(map, nodes);
     for partition in map.partitions.values() {
-        if placement.is_lost(partition) {
+        if placement.is_lost(partition) || partition.split.is_some() {
             continue;
         }
         let next = &mut changes.cluster.next_replica;
@@ -334,7 +334,9 @@ fn spread(placement: &mut Placement<'_>, changes: &mut Changes) {
         // One that lacks a replica can spare none.
         let is_able = |partition: &&PartitionRecord| {
             let mut nodes = partition.members.iter().map(|member| member.node);
-            !planned.contains(&partition.group) && !nodes.any(|node| placement.is_to_be_left(node))
+            partition.split.is_none()
+                && !planned.contains(&partition.group)
+                && !nodes.any(|node| placement.is_to_be_left(node))
         };
         let moves = placement
             .map

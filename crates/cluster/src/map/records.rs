@@ -1,7 +1,8 @@
 //! The records of the map, and the rows that they are in.
 //!
 //! Their versions are those of the cluster's feature level: at level 1 version 1 is written, which every node of it
-//! reads; from level 2 on the newest, with what moves of replicas need. Each version is read at each level.
+//! reads; from level 2 on version 3, with what moves of replicas need; from level 4 on the newest, with splits. Each
+//! version is read at each level.
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -13,12 +14,16 @@ use crate::ids::{GroupId, ReplicaId};
 use crate::transport::wire::{ClusterId, NodeId};
 
 /// The newest feature level of this version: a cluster is made with it.
-pub const LEVEL: u32 = 3;
+pub const LEVEL: u32 = 4;
 /// From this level on replicas move.
 pub const LEVEL_OF_MOVES: u32 = 2;
+/// From this level on partitions are split.
+pub const LEVEL_OF_SPLITS: u32 = 4;
 
 /// The newest version of a row's value.
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
+/// That of the levels before splits.
+const VERSION_OF_MOVES: u8 = 3;
 const CLUSTER: &[u8] = b"cluster";
 const NODE: &[u8] = b"node/";
 const PARTITION: &[u8] = b"partition/";
@@ -102,6 +107,21 @@ pub struct PartitionRecord {
     pub wanted: Vec<MapMember>,
     /// The epoch of the map with which it became so.
     pub changed: u64,
+    /// What it is being split into beside itself.
+    pub split: Option<SplitRecord>,
+    /// The group that it was split from; 0: from none.
+    pub from: GroupId,
+}
+
+/// The partition that another one is being split into, beside itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SplitRecord {
+    /// Its group.
+    pub group: GroupId,
+    /// Its first slot; its last is that of the other one.
+    pub first: u16,
+    /// Its replicas, in the order of the other one's, and on the same disks.
+    pub members: Vec<MapMember>,
 }
 
 /// A replica of a partition.
@@ -172,6 +192,13 @@ pub(super) trait Record: Serialize + DeserializeOwned + Clone {
     type One: Serialize + DeserializeOwned + From<Self> + Into<Self>;
     /// The fields that version 2 lacks at its end, as they are without it.
     const AFTER_TWO: &[u8] = &[];
+    /// The same of version 3.
+    const AFTER_THREE: &[u8] = &[];
+
+    /// As before splits, which must not be lost.
+    fn is_without_split(&self) -> bool {
+        true
+    }
 }
 
 impl Record for ClusterRecord {
@@ -252,6 +279,11 @@ pub(super) struct PartitionOne {
 impl Record for PartitionRecord {
     type One = PartitionOne;
     const AFTER_TWO: &[u8] = &[0];
+    const AFTER_THREE: &[u8] = &[0, 0];
+
+    fn is_without_split(&self) -> bool {
+        self.split.is_none() && self.from == 0
+    }
 }
 
 impl From<PartitionRecord> for PartitionOne {
@@ -290,20 +322,32 @@ impl From<PartitionOne> for PartitionRecord {
             members,
             wanted: Vec::new(),
             changed: 0,
+            split: None,
+            from: 0,
         }
     }
 }
 
 /// The value of a row, at a feature level.
 pub(super) fn encode<T: Record>(row: &str, record: &T, level: u32) -> Result<Vec<u8>, MapError> {
-    let value = match level < LEVEL_OF_MOVES {
-        true => postcard::to_extend(&T::One::from(record.clone()), vec![1]),
-        false => postcard::to_extend(record, vec![VERSION]),
-    };
-    value.map_err(|error| MapError::Row {
+    let wrong = |problem: String| MapError::Row {
         row: row.to_owned(),
-        problem: error.to_string(),
-    })
+        problem,
+    };
+    if level < LEVEL_OF_SPLITS && !record.is_without_split() {
+        return Err(wrong(format!("level {level} has no splits")));
+    }
+    let value = match level {
+        0..LEVEL_OF_MOVES => postcard::to_extend(&T::One::from(record.clone()), vec![1]),
+        LEVEL_OF_MOVES..LEVEL_OF_SPLITS => {
+            postcard::to_extend(record, vec![VERSION_OF_MOVES]).map(|mut value| {
+                value.truncate(value.len() - T::AFTER_THREE.len());
+                value
+            })
+        }
+        LEVEL_OF_SPLITS.. => postcard::to_extend(record, vec![VERSION]),
+    };
+    value.map_err(|error| wrong(error.to_string()))
 }
 
 /// What a row's value says. Each byte of it is accounted for.
@@ -324,8 +368,9 @@ pub(super) fn decode<T: Record>(row: &str, value: &[u8]) -> Result<T, MapError> 
     };
     let read = match version {
         1 => postcard::take_from_bytes::<T::One>(bytes).map(|(record, left)| (record.into(), left.len())),
-        2 => {
-            let whole = [bytes, T::AFTER_TWO].concat();
+        2 | VERSION_OF_MOVES => {
+            let after: &[u8] = if version == 2 { T::AFTER_TWO } else { &[] };
+            let whole = [bytes, after, T::AFTER_THREE].concat();
             postcard::take_from_bytes(&whole).map(|(record, left)| (record, left.len()))
         }
         _ => postcard::take_from_bytes(bytes).map(|(record, left)| (record, left.len())),
@@ -388,10 +433,11 @@ mod tests {
     use super::*;
     use crate::fixtures::fixture;
 
-    /// Versions 1 and 3 are written, each at its level.
+    /// Versions 1, 3 and 4 are written, each at its level.
     fn check<T: Debug + PartialEq + Record>(name: &str, key: (&[u8], &[u8]), record: &T, version: u8) {
         assert_eq!(key.0, key.1);
-        let mut written = encode(name, record, if version == 1 { 1 } else { LEVEL }).unwrap();
+        let level = [1, 2, 3, LEVEL][usize::from(version) - 1];
+        let mut written = encode(name, record, level).unwrap();
         if version == 2 {
             written[0] = 2;
             written.truncate(written.len() - T::AFTER_TWO.len());
@@ -429,7 +475,7 @@ mod tests {
                     false => NodeRole::Leaves { to: Some(500) },
                 },
                 zone: if is_first { "" } else { "a zone" }.to_owned(),
-                host: if version == 3 { "a.host" } else { "" }.to_owned(),
+                host: if version >= 3 { "a.host" } else { "" }.to_owned(),
             };
             check("node", (&node_key(9), b"node/\0\0\0\0\0\0\0\x09"), &node, version);
             let member = |replica, node, disk| MapMember { replica, node, disk };
@@ -443,7 +489,13 @@ mod tests {
                     true => Vec::new(),
                     false => vec![member(13, 14, 0), member(2000, 17, 2)],
                 },
-                changed: if version == 3 { 1 << 30 } else { 0 },
+                changed: if version >= 3 { 1 << 30 } else { 0 },
+                split: (version == 4).then(|| SplitRecord {
+                    group: 3000,
+                    first: 9000,
+                    members: vec![member(4000, 14, 0), member(5, 16, 1)],
+                }),
+                from: if version == 4 { 6000 } else { 0 },
             };
             let key = b"partition/\0\0\0\0\0\0\0\x0b";
             check("partition", (&partition_key(11), key), &partition, version);

@@ -249,6 +249,8 @@ pub fn place(map: &Map, nodes: &Nodes) -> Result<Option<Changes>, MapError> {
             members,
             wanted: Vec::new(),
             changed: 0,
+            split: None,
+            from: 0,
         });
     }
     Ok(Some(changes))

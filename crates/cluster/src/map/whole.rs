@@ -200,6 +200,8 @@ impl Map {
                 "expected a range of slots below {SLOTS}, found {:?}",
                 partition.slots()
             )
+        } else if let Some(problem) = split_problem(partition) {
+            problem
         } else if partition.members.is_empty() || !are_apart(&all) {
             format!("expected members on distinct nodes, found {all:?}")
         } else if let Some(member) = all.iter().find(homeless) {
@@ -219,7 +221,12 @@ impl Map {
         let whole = |problem| Err(MapError::Whole { problem });
         let mut seen = BTreeSet::new();
         let members = self.partitions.values().flat_map(PartitionRecord::all);
-        let replicas = members.map(|member| member.replica);
+        let splits = self
+            .partitions
+            .values()
+            .filter_map(|partition| partition.split.as_ref());
+        let new = splits.flat_map(|split| split.members.iter().copied());
+        let replicas = members.chain(new).map(|member| member.replica);
         for replica in self.nodes.values().map(|node| node.replica).chain(replicas) {
             if replica >= self.cluster.next_replica || !seen.insert(replica) {
                 return whole(format!(
@@ -238,6 +245,23 @@ impl Map {
             None => Ok(()),
         }
     }
+}
+
+/// What is wrong with the split of a partition.
+fn split_problem(partition: &PartitionRecord) -> Option<String> {
+    let split = partition.split.as_ref()?;
+    let place = |member: &MapMember| (member.node, member.disk);
+    let places = |members: &[MapMember]| members.iter().map(place).collect::<Vec<_>>();
+    if split.first <= partition.first || split.first > partition.last {
+        let (first, last) = (partition.first, partition.last);
+        return Some(format!(
+            "expected a split behind slot {first} and not behind {last}, found {}",
+            split.first
+        ));
+    }
+    let (own, new) = (places(&partition.members), places(&split.members));
+    (own != new || !partition.wanted.is_empty())
+        .then(|| format!("expected a split on {own:?}, and no move, found one on {new:?}"))
 }
 
 #[cfg(feature = "testing")]

@@ -34,6 +34,7 @@ use crate::node::members::keep_members;
 use crate::node::options::{Begin, ClusterOptions};
 use crate::node::routing::{Here, KnownNodes, Routing, name};
 use crate::node::shared::ClusterInner;
+use crate::node::splitting::split_partitions;
 use crate::node::steady::{ClockVerdict, LeadingClock, SteadyClock};
 use crate::node::{Node, NodeError, NodeOptions};
 use crate::raftlog::StoreError;
@@ -111,6 +112,7 @@ impl ClusterNode {
         tasks.spawn(follow(Arc::clone(&inner)));
         tasks.spawn(control(Arc::clone(&inner)));
         tasks.spawn(keep_members(Arc::clone(&inner)));
+        tasks.spawn(split_partitions(Arc::clone(&inner)));
         tasks.spawn(watch_nodes(Arc::clone(&inner)));
         tasks.spawn(watch_clocks(Arc::clone(&inner)));
         tasks.spawn(take_over(Arc::clone(&inner)));
@@ -400,6 +402,7 @@ impl Cluster for Routes {
             NodeRequest::Drain(node) => MapRequest::Drain(node),
             NodeRequest::Remove(node) => MapRequest::Remove(node),
             NodeRequest::Replace { node, by } => MapRequest::Replace { node, by },
+            NodeRequest::Split(first) => MapRequest::Split(first),
             NodeRequest::Finalize => MapRequest::Finalize(*inner.options.spoken.end()),
         };
         Box::pin(async move { ask(&inner, request).await })

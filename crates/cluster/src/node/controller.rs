@@ -467,6 +467,8 @@ mod tests {
             members: nodes.iter().map(member(group)).collect(),
             wanted: Vec::new(),
             changed: 0,
+            split: None,
+            from: 0,
         };
         let partitions = (1..).zip(partitions).map(partition);
         Map {

@@ -173,6 +173,9 @@ fn is_to_be_made(inner: &ClusterInner, partition: &PartitionRecord, id: u64) -> 
     let Some(replica) = inner.node.replica(id) else {
         return true;
     };
+    if partition.from != 0 && !inner.noted_made.lock().contains(&id) {
+        return true;
+    }
     let begun = || replica.state().is_ok_and(|state| state.last.is_some());
     partition.begins == id && !begun()
 }
@@ -181,12 +184,16 @@ async fn make(inner: Arc<ClusterInner>, map: Arc<Map>, partition: PartitionRecor
     let Some(member) = partition.member_on(inner.number()) else {
         return true;
     };
+    if inner.node.replica(member.replica).is_none() && makes_it_itself(&inner, &partition) {
+        return false;
+    }
     let begins = partition.begins == member.replica;
     let all = begins.then(|| members(&map, &partition));
     let made = ensure(&inner, partition.group, (member.replica, member.disk), all).await;
     let about = format!("replica {}", member.replica);
     match made {
         Ok(_) => {
+            inner.noted_made.lock().insert(member.replica);
             inner.report(&about, None);
             route(&inner, &map);
             true
@@ -196,6 +203,17 @@ async fn make(inner: Arc<ClusterInner>, map: Arc<Map>, partition: PartitionRecor
             false
         }
     }
+}
+
+/// Whether a replica here of the group that a partition was split from is yet to apply that: then it makes the
+/// partition's, with its rows. An empty one in its place would be one more that lacks them.
+fn makes_it_itself(inner: &ClusterInner, partition: &PartitionRecord) -> bool {
+    let all = inner.node.replicas().into_iter();
+    let mut parents = all.filter(|replica| partition.from != 0 && replica.group() == partition.from);
+    parents.any(|parent| {
+        let slots = parent.slots();
+        slots.is_none_or(|slots| slots.contains(&partition.first))
+    })
 }
 
 /// Routes by the map, and by the replicas that are here.

@@ -88,6 +88,8 @@ fn changes(map: &Map, request: &MapRequest) -> Result<Option<map::Changes>, Stri
         MapRequest::IsUnchanged { group, changed } | MapRequest::Hangs { group, changed } => {
             return map::unchanged(map, *group, *changed).map(|_| None);
         }
+        MapRequest::Split(first) => return map::split(map, *first),
+        MapRequest::HasSplit { group, changed } => return map::has_split(map, *group, *changed),
         MapRequest::Speaks(_) | MapRequest::Note(_) | MapRequest::Finalize(_) | MapRequest::Layout { .. } => {
             return Ok(None);
         }

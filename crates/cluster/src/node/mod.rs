@@ -17,12 +17,14 @@ mod leaders;
 mod levels;
 mod map_requests;
 mod members;
+mod opening;
 mod options;
 mod process;
 mod room;
 mod router;
 mod routing;
 mod shared;
+mod splitting;
 mod status;
 mod steady;
 #[cfg(feature = "testing")]

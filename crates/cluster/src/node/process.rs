@@ -2,11 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_db::DiskReserve;
 use collie_io::Device;
 use collie_log::LogError;
 use parking_lot::Mutex;
@@ -21,11 +20,12 @@ use crate::layouts::Layouts;
 use crate::node::error::NodeError;
 use crate::node::gossip::{hear_what_is_led, say_what_is_led};
 use crate::node::layouts::{Homes, LogMoves, move_logs};
+use crate::node::opening::Opening;
 use crate::node::options::NodeOptions;
 use crate::node::room::{MACHINES, reserves, watch_room};
 use crate::node::router::{Emptied, Router};
-use crate::raft::{FullDisks, Member, Replica, ReplicaOptions, Transfers};
-use crate::raftlog::{NodeLog, NodeStore, Quarantined, ReplicaLog, StoreError};
+use crate::raft::{Member, Replica, Transfers};
+use crate::raftlog::{NodeLog, NodeStore, Quarantined, StoreError};
 use crate::transport::wire::NodeId;
 use crate::transport::{Network, Peers};
 
@@ -36,16 +36,9 @@ const MAINTENANCE: Duration = Duration::from_secs(1);
 
 /// A node that runs. Dropped, it ends without closing its stores properly; see [`Node::close`].
 pub struct Node {
-    options: NodeOptions,
-    router: Arc<Router>,
+    opening: Arc<Opening>,
     _emptied: Emptied,
-    peers: Arc<Peers>,
     failed: watch::Receiver<Option<StoreError>>,
-    changes: watch::Sender<u64>,
-    full: Arc<FullDisks>,
-    /// Of each disk.
-    reserves: Vec<Option<DiskReserve>>,
-    transfers: Arc<Transfers>,
     maintenance: Mutex<JoinSet<()>>,
     moves: Arc<LogMoves>,
     /// Ended by [`LogMoves::end`]: a move is not to be given up in the middle.
@@ -108,17 +101,19 @@ impl Node {
         );
         let reserves = blocking(move || reserves(&of, &disks, &db)).await;
         let peers = Peers::start(network, options.peers.clone(), Arc::clone(&router) as _).await?;
-        let transfers = Arc::new(Transfers::new(options.transfer_rate));
+        let transfers = Transfers::new(options.transfer_rate);
         let node = Self {
-            options,
             _emptied: Emptied(Arc::clone(&router)),
-            router,
-            peers: Arc::new(peers),
+            opening: Arc::new(Opening {
+                options,
+                router,
+                peers: Arc::new(peers),
+                changes: watch::Sender::new(0),
+                full: Arc::default(),
+                reserves,
+                transfers: Arc::new(transfers),
+            }),
             failed,
-            changes: watch::Sender::new(0),
-            full: Arc::default(),
-            reserves,
-            transfers,
             maintenance: Mutex::default(),
             moves: Arc::default(),
             mover: Mutex::default(),
@@ -126,30 +121,33 @@ impl Node {
         {
             // For all logs, those that are made later included.
             let mut tasks = node.maintenance.lock();
-            let beat = node.peers.beat();
-            tasks.spawn(maintain(Arc::clone(&node.router), beat));
-            let disks = node.options.store.disks.iter().cloned();
-            let disks = disks.zip(node.reserves.iter().cloned()).collect();
+            let beat = node.opening.peers.beat();
+            tasks.spawn(maintain(Arc::clone(&node.opening.router), beat));
+            let disks = node.opening.options.store.disks.iter().cloned();
+            let disks = disks.zip(node.opening.reserves.iter().cloned()).collect();
             tasks.spawn(watch_room(
-                Arc::clone(&node.router),
+                Arc::clone(&node.opening.router),
                 disks,
-                node.changes.clone(),
+                node.opening.changes.clone(),
                 beat,
             ));
-            let (router, peers) = (Arc::clone(&node.router), Arc::clone(&node.peers));
+            let (router, peers) = (Arc::clone(&node.opening.router), Arc::clone(&node.opening.peers));
             tasks.spawn(say_what_is_led(router, peers, node.changes()));
-            let (router, peers) = (Arc::clone(&node.router), Arc::clone(&node.peers));
-            tasks.spawn(hear_what_is_led(router, peers, node.changes.clone()));
+            let (router, peers) = (Arc::clone(&node.opening.router), Arc::clone(&node.opening.peers));
+            tasks.spawn(hear_what_is_led(router, peers, node.opening.changes.clone()));
         }
         for part in replicas.chunks(OPEN_AT_A_TIME) {
-            let part: Vec<_> = part.iter().map(|log| node.open(log.clone(), None)).collect();
+            let part: Vec<_> = part
+                .iter()
+                .map(|log| node.opening.open(log.clone(), None))
+                .collect();
             for replica in part {
                 if let Err(error) = replica.opened().await {
                     tracing::error!(%error, "a replica does not run");
                 }
             }
         }
-        let (router, peers) = (Arc::clone(&node.router), Arc::clone(&node.peers));
+        let (router, peers) = (Arc::clone(&node.opening.router), Arc::clone(&node.opening.peers));
         let mover = move_logs(router, peers, Arc::clone(&node.moves), node.homes());
         node.mover.lock().spawn(mover);
         Ok(node)
@@ -158,49 +156,52 @@ impl Node {
     /// Its connections.
     #[must_use]
     pub fn peers(&self) -> &Peers {
-        &self.peers
+        &self.opening.peers
     }
 
     /// A replica on this node.
     #[must_use]
     pub fn replica(&self, id: ReplicaId) -> Option<Arc<Replica>> {
-        self.router.replica(id)
+        self.opening.router.replica(id)
     }
 
     /// The replicas on this node that are not quarantined by their log, in the order of their ids.
     #[must_use]
     pub fn replicas(&self) -> Vec<Arc<Replica>> {
-        self.router.replicas()
+        self.opening.router.replicas()
     }
 
     /// The replicas that damage to the logs took frames of.
     #[must_use]
     pub fn quarantined(&self) -> Vec<Quarantined> {
-        self.router.store.quarantined()
+        self.opening.router.store.quarantined()
     }
 
     /// The logs.
     #[must_use]
     pub fn logs(&self) -> Vec<NodeLog> {
-        self.router.store.logs()
+        self.opening.router.store.logs()
     }
 
     /// Moves whenever another replica leads one of the groups, as far as is known here, and whenever
     /// a command that could not begin may be able to.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
-        self.changes.subscribe()
+        self.opening.changes.subscribe()
     }
 
     /// Moves [`changes`](Self::changes): where a group is led may have changed for another reason.
     pub fn changed(&self) {
-        self.changes.send_modify(|count| *count += 1);
+        self.opening.changes.send_modify(|count| *count += 1);
     }
 
     /// Whether it is remembered that this replica was removed from this node.
     #[must_use]
     pub fn remembers_removal_of(&self, id: ReplicaId) -> bool {
-        matches!(self.router.store.replica(id), Err(StoreError::Removed { .. }))
+        matches!(
+            self.opening.router.store.replica(id),
+            Err(StoreError::Removed { .. })
+        )
     }
 
     /// Whether a log has failed.
@@ -228,14 +229,20 @@ impl Node {
         id: ReplicaId,
         disk: usize,
     ) -> Result<Arc<Replica>, NodeError> {
-        let log = self.router.store.create(group, id, disk).await?;
-        Ok(self.open(log, Some(disk)))
+        let store = &self.opening.router.store;
+        if matches!(store.replica(id), Err(StoreError::Unknown { .. })) {
+            // A stop may have left tables of it, without the log: a split had begun to make it.
+            let (device, dir) = (self.opening.device(), self.opening.machine_dir(id, Some(disk)));
+            blocking(move || remove_tables(&*device, id, &dir)).await?;
+        }
+        let log = store.create(group, id, disk).await?;
+        Ok(self.opening.open(log, Some(disk)))
     }
 
     /// What it sends of tables.
     #[must_use]
     pub fn transfers(&self) -> &Transfers {
-        &self.transfers
+        &self.opening.transfers
     }
 
     /// Removes a replica for good: it is remembered that it was here. Where that fails, the replica is closed, and
@@ -245,81 +252,33 @@ impl Node {
     /// [`NodeError::Unknown`], the log's, and [`NodeError::Files`].
     pub async fn remove(&self, id: ReplicaId) -> Result<(), NodeError> {
         let replica = self
+            .opening
             .router
             .replica(id)
             .ok_or(NodeError::Unknown { replica: id })?;
         replica.close().await;
-        self.router.store.remove(replica.group(), id).await?;
-        let (device, dir) = (self.device(), self.machine_dir(id, None));
-        match blocking(move || device.remove_dir_all(&dir)).await {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(NodeError::Files {
-                    what: format!("removing the tables of replica {id}"),
-                    problem: error.to_string(),
-                });
-            }
-            _ => {}
-        }
-        self.router.forget(id);
+        self.opening.router.store.remove(replica.group(), id).await?;
+        let (device, dir) = (self.opening.device(), self.opening.machine_dir(id, None));
+        blocking(move || remove_tables(&*device, id, &dir)).await?;
+        self.opening.router.forget(id);
         Ok(())
-    }
-
-    fn open(&self, log: ReplicaLog, disk: Option<usize>) -> Arc<Replica> {
-        let dir = self.machine_dir(log.replica(), disk);
-        let mut machine = self.options.machine.clone();
-        let mut disks = self.options.store.disks.iter().zip(&self.reserves);
-        let home = disks.find(|(disk, _)| dir.starts_with(disk.join(MACHINES)));
-        machine.db.disk_reserve = home.and_then(|(_, reserve)| reserve.clone());
-        let options = ReplicaOptions {
-            dir,
-            log,
-            machine,
-            peers: Arc::clone(&self.peers),
-            clock: Arc::clone(&self.options.clock),
-            beat: self.peers.beat(),
-            times: self.options.times.clone(),
-            limits: self.options.limits.clone(),
-            changes: self.changes.clone(),
-            full: Arc::clone(&self.full),
-            transfers: Arc::clone(&self.transfers),
-        };
-        let replica = Arc::new(Replica::start(options));
-        self.router.insert(Arc::clone(&replica));
-        replica
-    }
-
-    fn device(&self) -> Arc<dyn Device> {
-        Arc::clone(&self.options.machine.db.device)
-    }
-
-    /// Where the state machine of a replica is: on the disk that it is put on, or that it is found
-    /// on.
-    fn machine_dir(&self, id: ReplicaId, disk: Option<usize>) -> PathBuf {
-        let disks = &self.options.store.disks;
-        let disk = disk.or_else(|| self.homes().disk_of(id));
-        let disk = disk.and_then(|disk| disks.get(disk)).or(disks.first());
-        disk.map(|disk| disk.join(MACHINES).join(id.to_string()))
-            .unwrap_or_default()
     }
 
     /// Its disks.
     pub(super) fn homes(&self) -> Homes {
-        Homes {
-            device: self.device(),
-            disks: self.options.store.disks.clone(),
-        }
+        self.opening.homes()
     }
 
     /// Which logs its replicas are to be in.
     #[must_use]
     pub fn layouts(&self) -> Layouts {
-        self.router.store.layouts()
+        self.opening.router.store.layouts()
     }
 
     /// Says which logs its replicas are to be in. Those that are elsewhere move, one after the other, while they serve,
     /// if the cluster has the feature level for it.
     pub fn set_layouts(&self, layouts: Layouts) {
-        self.router.store.set_layouts(layouts);
+        self.opening.router.store.set_layouts(layouts);
         self.moves.layout_changed();
     }
 
@@ -333,7 +292,7 @@ impl Node {
     /// # Errors
     /// Those of [`Peers::set_peer`].
     pub fn set_peer(&self, node: NodeId, address: SocketAddr) -> Result<(), NodeError> {
-        Ok(self.peers.set_peer(node, address)?)
+        Ok(self.opening.peers.set_peer(node, address)?)
     }
 
     /// Ends all replicas, the connections, and the logs.
@@ -351,11 +310,14 @@ impl Node {
                 tracing::error!(%error, "what moves logs has ended before");
             }
         }
-        for replica in self.router.take_all().into_values() {
+        for replica in self.opening.router.take_all().into_values() {
             replica.close().await;
         }
-        let Self { router, peers, .. } = self;
-        if let Some(peers) = Arc::into_inner(peers) {
+        // Nothing else has it for long.
+        let router = Arc::clone(&self.opening.router);
+        if let Some(Opening { peers, .. }) = Arc::into_inner(self.opening)
+            && let Some(peers) = Arc::into_inner(peers)
+        {
             peers.close().await;
         }
         let closing = move || {
@@ -363,6 +325,17 @@ impl Node {
             logs.try_for_each(NodeLog::close)
         };
         Ok(blocking(closing).await?)
+    }
+}
+
+/// Removes the tables of a replica, if there are any.
+fn remove_tables(device: &dyn Device, id: ReplicaId, dir: &Path) -> Result<(), NodeError> {
+    match device.remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(NodeError::Files {
+            what: format!("removing the tables of replica {id}"),
+            problem: error.to_string(),
+        }),
+        _ => Ok(()),
     }
 }
 
@@ -425,7 +398,7 @@ impl Node {
     /// Where it takes connections.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        self.peers.address()
+        self.opening.peers.address()
     }
 
     /// Begins a group with these members, of which one is on this node. To be called on the node of
@@ -439,7 +412,7 @@ impl Node {
         group: GroupId,
         members: BTreeMap<ReplicaId, Member>,
     ) -> Result<Arc<Replica>, NodeError> {
-        let node = self.options.peers.identity.node;
+        let node = self.opening.options.peers.identity.node;
         let mut here = members.iter().filter(|(_, member)| member.node == node);
         let (Some((&id, member)), None) = (here.next(), here.next()) else {
             let found = members.values().filter(|member| member.node == node).count();

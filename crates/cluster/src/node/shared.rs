@@ -47,6 +47,8 @@ pub(super) struct ClusterInner {
     pub(super) changing_layout: tokio::sync::Mutex<()>,
     /// Groups whose moves do not go on, as their leaders say, each with the epoch of its partition's last change.
     pub(super) hanging: Mutex<BTreeSet<(GroupId, u64)>>,
+    /// Replicas that splits have put here, and that are noted to have been made.
+    pub(super) noted_made: Mutex<BTreeSet<ReplicaId>>,
     /// What is wrong, by what it is about.
     problems: Mutex<BTreeMap<String, String>>,
 }
@@ -74,6 +76,7 @@ impl ClusterInner {
             changing_layout: tokio::sync::Mutex::default(),
             identity,
             hanging: Mutex::default(),
+            noted_made: Mutex::default(),
             problems: Mutex::default(),
         }
     }

@@ -59,6 +59,8 @@ struct Progress {
     taken_index: u64,
     /// Entries that were neither applied here nor refused before they were appended.
     unresolved: BTreeSet<u32>,
+    /// The last entry of the run before that was taken: one who has seen it may ask for it late.
+    before: Option<Ticket>,
 }
 
 impl Progress {
@@ -74,6 +76,7 @@ impl Progress {
             taken: 0,
             taken_index,
             unresolved: BTreeSet::new(),
+            before: None,
         }
     }
 }
@@ -263,17 +266,7 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
             Phase::Open(progress, _) if effects.is_empty() => state.carrier(progress, &evaluation),
             _ => None,
         };
-        let LeadingState {
-            phase,
-            queue,
-            newest_ms,
-            ..
-        } = &mut *state;
-        let (progress, overlay) = match phase {
-            Phase::Open(progress, overlay) if progress.id == evaluation.run => (progress, overlay),
-            _ => return Err(Stale.into()),
-        };
-        let run = progress.id;
+        let run = state.run_of(&evaluation)?;
         if let Some(carrier) = carrier {
             let n = evaluation.seen.max(carrier);
             return Ok(Evaluated::Read {
@@ -281,22 +274,24 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
                 seen: (n > 0).then_some(Ticket { run, n }),
             });
         }
-        if progress.unresolved.len() >= self.pending_max {
-            return Err(NotSubmitted::Full);
-        }
-        let Some(n) = progress.submitted.checked_add(1) else {
-            // The run has no more numbers: the next one has.
-            phase.end();
-            phase.go_on();
-            return Err(Stale.into());
-        };
-        progress.submitted = n;
-        progress.unresolved.insert(n);
-        overlay.put(n, effects);
-        *newest_ms = stamp_ms.max(evaluation.needed_ms).max(*newest_ms);
-        let ticket = Ticket { run, n };
-        let header = Header::of(ticket, progress.base, *newest_ms);
-        queue.push_back(Proposal { header, payload });
+        let ticket = state.submit(&evaluation, effects, payload, stamp_ms, self.pending_max)?;
+        Ok(Evaluated::Submitted(ticket))
+    }
+
+    /// Submits an entry with which its run ends: whatever becomes of it, nothing that was evaluated before it is
+    /// submitted behind it. Commands begin again when all entries of the run are decided.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish).
+    pub fn finish_run(
+        &self,
+        evaluation: &Attempt,
+        payload: P,
+        stamp_ms: u64,
+    ) -> Result<Evaluated, NotSubmitted> {
+        let mut state = self.state.lock();
+        let ticket = state.submit(evaluation, Effects::new(), payload, stamp_ms, self.pending_max)?;
+        state.phase.end();
         Ok(Evaluated::Submitted(ticket))
     }
 
@@ -392,12 +387,58 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
                     EntryFate::Lost
                 }
             }
+            Phase::Open(progress, _) | Phase::Ending(progress)
+                if progress
+                    .before
+                    .is_some_and(|last| last.run == ticket.run && ticket.n <= last.n) =>
+            {
+                EntryFate::Taken
+            }
             _ => EntryFate::Lost,
         }
     }
 }
 
-impl<R, V, P> LeadingState<R, V, P> {
+impl<R: Hash + Eq + Clone, V: Clone, P> LeadingState<R, V, P> {
+    /// The run that takes entries, which an evaluation was begun in.
+    fn run_of(&self, evaluation: &Attempt) -> Result<RunId, Stale> {
+        match &self.phase {
+            Phase::Open(progress, _) if progress.id == evaluation.run => Ok(progress.id),
+            _ => Err(Stale),
+        }
+    }
+
+    fn submit(
+        &mut self,
+        evaluation: &Attempt,
+        effects: Effects<R, V>,
+        payload: P,
+        stamp_ms: u64,
+        pending_max: usize,
+    ) -> Result<Ticket, NotSubmitted> {
+        let run = self.run_of(evaluation)?;
+        let Phase::Open(progress, overlay) = &mut self.phase else {
+            return Err(Stale.into());
+        };
+        if progress.unresolved.len() >= pending_max {
+            return Err(NotSubmitted::Full);
+        }
+        let Some(n) = progress.submitted.checked_add(1) else {
+            // The run has no more numbers: the next one has.
+            self.phase.end();
+            self.phase.go_on();
+            return Err(Stale.into());
+        };
+        progress.submitted = n;
+        progress.unresolved.insert(n);
+        overlay.put(n, effects);
+        self.newest_ms = stamp_ms.max(evaluation.needed_ms).max(self.newest_ms);
+        let ticket = Ticket { run, n };
+        let header = Header::of(ticket, progress.base, self.newest_ms);
+        self.queue.push_back(Proposal { header, payload });
+        Ok(ticket)
+    }
+
     /// The entry of this run with which the time comes that a reply needs, 0 where it has come; none
     /// where no entry has it.
     fn carrier(&self, progress: &Progress, evaluation: &Attempt) -> Option<u32> {
@@ -428,236 +469,18 @@ impl<R: Hash + Eq + Clone, V: Clone> Phase<R, V> {
         }
         let RunId { leader, run } = progress.id;
         if let Some(run) = run.checked_add(1) {
-            let next = Progress::of(RunId { leader, run }, progress.taken_index);
+            let taken = Ticket {
+                run: progress.id,
+                n: progress.taken,
+            };
+            let next = Progress {
+                before: Some(taken),
+                ..Progress::of(RunId { leader, run }, progress.taken_index)
+            };
             *self = Self::Open(next, Overlay::new());
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LEADER: LeaderId = LeaderId { term: 5, replica: 7 };
-
-    fn effects() -> Effects<&'static str, u64> {
-        Effects::from([("row", Some(1))])
-    }
-
-    fn leads() -> Leading<&'static str, u64, ()> {
-        let leading = Leading::new(2);
-        assert_eq!(leading.begin().err(), Some(NotOpen::Following));
-        leading.lead(LEADER, None);
-        leading
-    }
-
-    #[test]
-    fn no_more_entries_wait_than_may_and_reads_are_not_counted() -> Result<(), NotOpen> {
-        let leading = leads();
-        for _ in 0..2 {
-            assert!(leading.finish(leading.begin()?, effects(), (), 0).is_ok());
-        }
-        assert_eq!(
-            leading.finish(leading.begin()?, effects(), (), 0),
-            Err(NotSubmitted::Full)
-        );
-        assert!(leading.finish(leading.begin()?, Effects::new(), (), 0).is_ok());
-        Ok(())
-    }
-
-    #[test]
-    fn nothing_begins_until_an_ended_run_is_decided() -> Result<(), NotOpen> {
-        let leading = leads();
-        for _ in 0..2 {
-            assert!(leading.finish(leading.begin()?, effects(), (), 0).is_ok());
-        }
-        let [one, other] = std::array::from_fn(|_| leading.next_proposal().map(|next| next.header));
-        let (Some(one), Some(other)) = (one, other) else {
-            panic!("two were submitted");
-        };
-        leading.outcome(&other.ticket, Outcome::TimedOut);
-        assert!(leading.begin().is_ok(), "its client alone has given up");
-        for unknown in [Outcome::Dropped, Outcome::Discarded, Outcome::Fatal] {
-            leading.outcome(&other.ticket, unknown);
-            assert_eq!(leading.begin().err(), Some(NotOpen::Ending), "{unknown:?}");
-        }
-        leading.outcome(&other.ticket, Outcome::Refused);
-        assert_eq!(
-            leading.begin().err(),
-            Some(NotOpen::Ending),
-            "the first is not decided"
-        );
-        let entry = EntryId {
-            leader: LEADER,
-            index: 9,
-        };
-        let taken = Decision::Taken(Recorded {
-            ticket: one.ticket,
-            index: 9,
-            stamp_ms: 0,
-        });
-        leading.applied(&entry, &one, &taken, ["row"].iter());
-        assert!(leading.finish(leading.begin()?, effects(), (), 0).is_ok());
-        let next = leading.next_proposal().map(|next| next.header);
-        let run = RunId {
-            leader: LEADER,
-            run: 2,
-        };
-        assert_eq!(next, Some(Header::of(Ticket { run, n: 1 }, 9, 0)));
-        Ok(())
-    }
-
-    #[test]
-    fn all_proposals_of_an_entry_are_decided_with_it() -> Result<(), NotOpen> {
-        let leading = leads();
-        let submit = || {
-            leading
-                .begin()
-                .map(|begun| leading.finish(begun, effects(), (), 0).is_ok())
-        };
-        assert!(submit()? && submit()? && !submit()?, "two may wait");
-        let mut header = leading
-            .next_proposal()
-            .map(|next| next.header)
-            .expect("the first");
-        assert!(
-            leading
-                .next_proposal()
-                .is_some_and(|next| header.join(&next.header))
-        );
-        let entry = EntryId {
-            leader: LEADER,
-            index: 9,
-        };
-        let recorded = Recorded {
-            ticket: header.last(),
-            index: 9,
-            stamp_ms: 0,
-        };
-        leading.applied(&entry, &header, &Decision::Taken(recorded), ["row"].iter());
-        assert_eq!(leading.settled(&header.last()), EntryFate::Taken);
-        assert!(submit()? && submit()? && !submit()?, "two more may wait");
-        // The row of what waits is not the table's.
-        let (mut seen, mut asked) = (leading.begin()?, false);
-        let found = leading.get(&mut seen, &"row", || {
-            asked = true;
-            Ok::<_, Stale>(None)
-        });
-        assert_eq!((found, asked), (Ok(Some(1)), false));
-        for next in std::iter::from_fn(|| leading.next_proposal()) {
-            leading.outcome(&next.header.ticket, Outcome::Refused);
-        }
-        assert!(submit()?, "the next run has begun");
-        Ok(())
-    }
-
-    #[test]
-    fn stamps_never_go_back_whatever_the_clock_does() -> Result<(), NotOpen> {
-        let leading = Leading::<&str, u64, ()>::new(9);
-        let run = RunId {
-            leader: LEADER,
-            run: 1,
-        };
-        let recorded = Recorded {
-            ticket: Ticket { run, n: 1 },
-            index: 9,
-            stamp_ms: 100,
-        };
-        leading.lead(LEADER, Some(&recorded));
-        let mut stamps = Vec::new();
-        for clock in [50, 120, 110, 121] {
-            let evaluation = leading.begin()?;
-            let now = evaluation.now_ms(clock);
-            assert!(leading.finish(evaluation, effects(), (), now).is_ok());
-            let stamp = leading.next_proposal().map(|next| next.header.stamp_ms);
-            assert_eq!(stamp, Some(now));
-            stamps.push(now);
-        }
-        assert_eq!(stamps, [100, 120, 120, 121]);
-        // One that began before another was submitted, and ends behind it.
-        let early = leading.begin()?;
-        let now = early.now_ms(130);
-        assert!(leading.finish(leading.begin()?, effects(), (), 140).is_ok());
-        assert!(leading.finish(early, effects(), (), now).is_ok());
-        let stamps = [(); 2].map(|()| leading.next_proposal().map(|next| next.header.stamp_ms));
-        assert_eq!(stamps, [Some(140); 2]);
-        leading.follow();
-        leading.lead(LEADER, Some(&recorded));
-        assert_eq!(
-            leading.begin()?.now_ms(0),
-            140,
-            "an older term's is known as well"
-        );
-        Ok(())
-    }
-
-    #[test]
-    fn one_entry_raises_the_time_for_all_that_found_keys_expired() -> Result<(), NotOpen> {
-        let leading = leads();
-        let read = |needed_ms: u64| {
-            leading.begin().map(|mut evaluation| {
-                evaluation.needs(needed_ms);
-                leading.finish(evaluation, Effects::new(), (), 100)
-            })
-        };
-        let seen = |seen| {
-            let leader = LEADER;
-            Ok(Evaluated::Read { leader, seen })
-        };
-        assert_eq!(read(0)?, seen(None), "a reply that does not depend on the time");
-        let run = RunId {
-            leader: LEADER,
-            run: 1,
-        };
-        let first = Ticket { run, n: 1 };
-        assert_eq!(read(50)?, Ok(Evaluated::Submitted(first)));
-        for needed_ms in [50, 60, 100] {
-            assert_eq!(read(needed_ms)?, seen(Some(first)), "it is on its way");
-        }
-        let header = leading.next_proposal().map(|next| next.header);
-        let header = header.expect("it was submitted");
-        assert_eq!(header.stamp_ms, 100, "the clock's, so that it lasts");
-        assert_eq!(leading.next_proposal(), None);
-        let recorded = Recorded {
-            ticket: first,
-            index: 9,
-            stamp_ms: 100,
-        };
-        let entry = EntryId {
-            leader: LEADER,
-            index: 9,
-        };
-        leading.applied(&entry, &header, &Decision::Taken(recorded), [].iter());
-        assert_eq!(read(100)?, seen(None), "all later leaders know it");
-        assert_eq!(read(101)?, Ok(Evaluated::Submitted(Ticket { run, n: 2 })));
-        // It is refused, and so it raises nothing.
-        let refused = Ticket { run, n: 2 };
-        leading.outcome(&refused, Outcome::Refused);
-        assert!(matches!(read(101)?, Ok(Evaluated::Submitted(next)) if next.run.run == 2));
-        // A later leader has what was taken.
-        leading.lead(LEADER, Some(&recorded));
-        assert_eq!(read(100)?, seen(None));
-        assert!(matches!(read(101)?, Ok(Evaluated::Submitted(_))));
-        Ok(())
-    }
-
-    #[test]
-    fn a_run_whose_numbers_are_used_up_makes_way_for_the_next() -> Result<(), NotOpen> {
-        let leading = leads();
-        if let Phase::Open(progress, _) = &mut leading.state.lock().phase {
-            progress.submitted = u32::MAX;
-        }
-        assert_eq!(
-            leading.finish(leading.begin()?, effects(), (), 0),
-            Err(Stale.into())
-        );
-        let run = RunId {
-            leader: LEADER,
-            run: 2,
-        };
-        assert_eq!(leading.standing(), Standing::Open(run));
-        assert!(leading.takes_effects());
-        assert!(leading.finish(leading.begin()?, effects(), (), 0).is_ok());
-        Ok(())
-    }
-}
+mod tests;

@@ -26,7 +26,9 @@
 //! 9. A GET in a pipeline is evaluated in place; a lone GET reads at the read index. *Else it misses the increment
 //!    before it.*
 //! 10. A COLLIE.ONCE record is a row, read through the overlay. *Else a repeated pending command counts twice.*
-//! 11. A read of an expired key waits for an entry stamped behind the expiry. *Else a later leader shows the key
+//! 11. An entry that splits the group is the last of its run, and alone. *Else what was evaluated before it is taken
+//!     behind it.*
+//! 12. A read of an expired key waits for an entry stamped behind the expiry. *Else a later leader shows the key
 //!     again.*
 //!
 //! Rule 4 (apply compares what a run's first entry names) and rule 6 (the next run waits for all

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{EntryId, ReplicaId};
 use crate::proposals::HEADER;
 use crate::raft::types::{EncodedEffects, Member};
-use crate::replica_store::effects::{self, Effect};
+use crate::replica_store::effects::{self, Effect, VERSION_OF_SPLIT};
 
 const BLANK: u8 = 0;
 const EFFECTS: u8 = 1;
@@ -56,6 +56,11 @@ pub(super) fn encode(body: &Body) -> io::Result<Vec<u8>> {
             postcard::to_extend(&members, vec![MEMBERSHIP]).map_err(io::Error::other)
         }
     }
+}
+
+/// Whether an entry with effects splits its group.
+pub(super) fn is_split(effects: &[u8]) -> bool {
+    effects.get(HEADER) == Some(&VERSION_OF_SPLIT)
 }
 
 /// Whether an entry brings no values into tables.

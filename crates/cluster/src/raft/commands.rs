@@ -180,6 +180,27 @@ impl Commands {
         Ok(Submitted { evaluated, outcome })
     }
 
+    /// Submits an entry without rows, with which the run ends.
+    pub(super) fn finish_run(
+        &self,
+        evaluation: &Attempt,
+        effects: EffectsBuf,
+        stamp_ms: u64,
+    ) -> Result<Submitted, NotSubmitted> {
+        let bytes = effects.bytes().len();
+        let (sender, outcome) = oneshot::channel();
+        let submission = Submission {
+            effects,
+            waiter: Waiter { bytes, sender },
+            room: None,
+        };
+        let evaluated = self.leading.finish_run(evaluation, submission, stamp_ms)?;
+        self.pending_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.submitted.notify_one();
+        self.has_changed();
+        Ok(Submitted { evaluated, outcome })
+    }
+
     /// Who leads, confirmed after this is called; everything that was committed by then is applied.
     pub(super) async fn confirm(&self) -> Option<LeaderId> {
         let (sender, receiver) = oneshot::channel();
@@ -383,7 +404,7 @@ fn rows(effects: &[u8]) -> Result<Vec<Row>, FieldError> {
             slot,
             key: key.to_vec(),
         }),
-        Effect::Count { .. } => None,
+        Effect::Count { .. } | Effect::Split(_) => None,
     };
     Ok(decode(effects)?.into_iter().filter_map(row).collect())
 }

@@ -67,6 +67,12 @@ pub enum CommandError {
     /// Its effects are too large.
     #[error("the effects of a command: {0}")]
     Effects(#[from] FieldError),
+    /// The group cannot be split so.
+    #[error("the group cannot be split: {problem}")]
+    Split {
+        /// Why.
+        problem: String,
+    },
     /// The replica does not run.
     #[error(transparent)]
     Replica(#[from] ReplicaError),

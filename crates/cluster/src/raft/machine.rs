@@ -4,7 +4,6 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
 use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine, Snapshot, SnapshotMeta};
@@ -13,16 +12,16 @@ use openraft::{EntryPayload, OptionalSend};
 
 use crate::blocking::blocking;
 use crate::ids::EntryId;
+use crate::raft::beside::{SplitHost, make_beside};
 use crate::raft::body::{self, Body};
 use crate::raft::commands::Commands;
+use crate::raft::full_device::{failed, when_there_is_room};
 use crate::raft::types::{Groups, from_log_id, to_log_id};
 use crate::raftlog::ReplicaLog;
 use crate::replica_store::{
     ApplyOutcome, Change, Machine, MachineError, MachineOptions, Membership, Position, Staged,
 };
 
-/// From one look for room on a full device to the next.
-const ROOM_PAUSE: Duration = Duration::from_millis(200);
 /// After so many bytes of entries the thread is left to other tasks for a turn: about a millisecond.
 const TURN_BYTES: usize = 1 << 20;
 /// An entry counts as so many bytes more than it has.
@@ -69,7 +68,7 @@ impl RaftStateMachine<Groups> for Machine {
     where
         S: Stream<Item = Result<EntryResponder<Groups>, io::Error>> + Unpin + OptionalSend,
     {
-        apply_all(self, entries, |_, _, _| Ok(()), || false).await
+        apply_all((self, None), entries, |_, _, _| Ok(()), || false).await
     }
 
     /// Not forced, it costs nothing, and there is one as soon as anything is in tables.
@@ -158,7 +157,7 @@ pub(super) async fn install(
 /// long as `waits` says so: it is in the log, and a replica that failed for it would meet the same when
 /// it is opened again.
 pub(super) async fn apply_all<S, A, W>(
-    machine: &Machine,
+    (machine, splits): (&Machine, Option<&dyn SplitHost>),
     mut entries: S,
     applied: A,
     waits: W,
@@ -172,6 +171,12 @@ where
     while let Some(next) = entries.next().await {
         let (entry, responder) = next?;
         bytes += TURN_ENTRY + size(&entry);
+        if let (EntryPayload::Normal(effects), Some(host)) = (&entry.payload, splits)
+            && body::is_split(&effects.bytes)
+        {
+            let entry = (from_log_id(&entry.log_id), &*effects.bytes);
+            make_beside(machine, host, entry, waits.clone()).await?;
+        }
         let done = with_change(&entry, |id, change| machine.try_apply(id, change).map_err(failed))?;
         let (entry, outcome) = match done {
             Some(outcome) => (entry, outcome),
@@ -231,26 +236,6 @@ fn apply(
     when_there_is_room(&id, waits, || machine.apply(id, change))
 }
 
-/// Does something up to an entry as soon as the device of the tables has room for it; blocks.
-fn when_there_is_room<T>(
-    id: &EntryId,
-    waits: &impl Fn() -> bool,
-    mut attempt: impl FnMut() -> Result<T, MachineError>,
-) -> io::Result<T> {
-    let mut reported = false;
-    loop {
-        match attempt() {
-            Err(MachineError::Db(error @ collie_db::Error::StorageFull { .. })) if waits() => {
-                if !std::mem::replace(&mut reported, true) {
-                    tracing::error!(%id, %error, "a replica waits until there is room for its tables");
-                }
-                std::thread::sleep(ROOM_PAUSE);
-            }
-            done => return done.map_err(failed),
-        }
-    }
-}
-
 fn of_tables(machine: &Machine, position: Option<&Position>) -> io::Result<SnapshotOf<Groups, SnapshotData>> {
     Ok(Snapshot {
         // Of nothing where nothing was applied; its transfer is refused.
@@ -280,10 +265,6 @@ fn stored(membership: &Membership) -> io::Result<StoredMembershipOf<Groups>> {
     }
 }
 
-fn failed(error: MachineError) -> io::Error {
-    io::Error::other(error)
-}
-
 pub(super) type Raft = openraft::Raft<Groups, Served>;
 
 /// A [`Machine`], and the commands that learn what it applies.
@@ -291,6 +272,7 @@ pub(super) type Raft = openraft::Raft<Groups, Served>;
 pub(super) struct Served {
     pub(super) machine: Machine,
     pub(super) commands: Arc<Commands>,
+    pub(super) splits: Arc<dyn SplitHost>,
 }
 
 impl RaftStateMachine<Groups> for Served {
@@ -307,17 +289,23 @@ impl RaftStateMachine<Groups> for Served {
     where
         S: Stream<Item = Result<EntryResponder<Groups>, io::Error>> + Unpin + OptionalSend,
     {
-        let Self { machine, commands } = self.clone();
+        let Self {
+            machine,
+            commands,
+            splits,
+        } = self.clone();
         let waits = Arc::clone(&self.commands);
+        let of = machine.clone();
         let applied = move |id, body: &Body, outcome| {
             commands.has_applied();
             match body {
-                EntryPayload::Blank => commands.began(id, machine.recorded().as_deref()),
+                EntryPayload::Blank => commands.began(id, of.recorded().as_deref()),
                 EntryPayload::Normal(effects) => commands.applied(id, &effects.bytes, outcome),
                 EntryPayload::Membership(_) => Ok(()),
             }
         };
-        apply_all(&self.machine, entries, applied, move || waits.apply_has_no_room()).await
+        let waits = move || waits.apply_has_no_room();
+        apply_all((&machine, Some(&*splits)), entries, applied, waits).await
     }
 
     async fn try_create_snapshot_builder(&mut self, force: bool) -> Option<SnapshotBuilder> {

@@ -14,11 +14,13 @@
 //! 9. A parked follower counts on its leader's node and on that node's word.
 
 mod batching;
+mod beside;
 mod body;
 mod commands;
 mod elections;
 mod error;
 mod followers;
+mod full_device;
 mod links;
 mod log_store;
 mod machine;
@@ -31,12 +33,14 @@ mod partition;
 mod replica;
 mod running;
 mod snapshots;
+mod splits;
 mod tasks;
 mod ticks;
 mod transfers;
 mod types;
 mod waking;
 
+pub use beside::SplitHost;
 pub(crate) use commands::count;
 pub use commands::{Row, Value};
 pub use elections::ElectionCause;
@@ -46,6 +50,7 @@ pub use machine::{SnapshotBuilder, SnapshotData, open_machine};
 pub use members::AppliedRows;
 pub use options::{GroupLimits, GroupTimes, ReplicaOptions};
 pub use replica::{Executed, Replica, Rows};
+pub(crate) use splits::NewGroup;
 pub use transfers::{Sending, Transfers};
 #[cfg(feature = "testing")]
 pub use types::seed_draws;

@@ -9,6 +9,7 @@ use openraft::{Config, SnapshotPolicy};
 use tokio::sync::watch;
 
 use crate::beat::Beat;
+use crate::raft::beside::SplitHost;
 use crate::raft::followers::FullDisks;
 use crate::raft::transfers::Transfers;
 use crate::raftlog::ReplicaLog;
@@ -121,4 +122,6 @@ pub struct ReplicaOptions {
     pub full: Arc<FullDisks>,
     /// Of the node: the tables that are sent to others.
     pub transfers: Arc<Transfers>,
+    /// The node, for the replicas that splits put beside this one.
+    pub splits: Arc<dyn SplitHost>,
 }

@@ -95,6 +95,8 @@ impl Partition for ReplicaPartition {
         let within = options.times.command;
         let clock_ms = options.clock.wall_ms();
         match Command::begin(Arc::clone(&running), within, clock_ms, (slot, rows), patience) {
+            // In the run that it has begun in, no split is applied: that is the last entry of a run.
+            Ok(_) if !running.machine.slots().contains(&slot) => Err(Refused::NotNow),
             Ok(command) => Ok(Box::new(command)),
             Err(error) => Err(refused(&running, error)),
         }
@@ -137,7 +139,7 @@ impl Partition for ReplicaPartition {
         }
     }
 
-    fn confirm(&self, since: Leadership, expired_ms: Option<u64>) -> Settling {
+    fn confirm(&self, since: Leadership, slots: RangeInclusive<u16>, expired_ms: Option<u64>) -> Settling {
         let Ok(running) = self.replica.running() else {
             return Box::pin(ready(Settled::TryAgain));
         };
@@ -147,15 +149,20 @@ impl Partition for ReplicaPartition {
             let times = (expiry_ms.saturating_add(1), self.now_ms());
             raise(&running, times, deadline)
         });
-        let commands = Arc::clone(&running.commands);
+        let (commands, machine) = (Arc::clone(&running.commands), running.machine.clone());
         Box::pin(async move {
             let has_come = match raised {
                 None => true,
                 Some(None) => false,
                 Some(Some(raised)) => raised.await == Settled::Holds,
             };
-            match timeout_at(deadline, commands.confirm()).await {
-                Ok(Some(leader)) if has_come && leadership(leader) == since => Settled::Holds,
+            let confirmed = timeout_at(deadline, commands.confirm()).await;
+            // All that was committed before this was asked is applied: a split, too, behind which another group has
+            // the slots, and may have changed them.
+            let (own, first, last) = (machine.slots(), slots.start(), slots.end());
+            let are_own = own.contains(first) && own.contains(last);
+            match confirmed {
+                Ok(Some(leader)) if has_come && are_own && leadership(leader) == since => Settled::Holds,
                 _ => Settled::TryAgain,
             }
         })

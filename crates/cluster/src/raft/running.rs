@@ -98,6 +98,7 @@ impl Running {
         let served = Served {
             machine: machine.clone(),
             commands: Arc::clone(&commands),
+            splits: Arc::clone(&options.splits),
         };
         let raft = Raft::new(replica, Arc::new(config), links.clone(), log.clone(), served)
             .await

@@ -9,7 +9,7 @@ use collie_log::{LogError, LogSet, LogSetOptions};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::ids::{GroupId, ReplicaId};
+use crate::ids::{EntryId, GroupId, ReplicaId};
 use crate::layouts::{Layout, Layouts};
 use crate::raftlog::error::StoreError;
 use crate::raftlog::limit::share;
@@ -464,8 +464,23 @@ impl NodeStore {
     /// [`Private`](Layout::Private) this opens a log, and blocks on that.
     ///
     /// # Errors
-    /// As [`NodeLog::create`]; [`StoreError::Options`] where there is no such disk.
+    /// [`StoreError::Removed`], [`StoreError::Exists`], [`StoreError::Quarantined`],
+    /// [`StoreError::Streams`], and the log's; [`StoreError::Options`] where there is no such disk.
     pub async fn create(&self, group: GroupId, id: ReplicaId, disk: usize) -> Result<ReplicaLog, StoreError> {
+        self.create_behind((group, id), disk, None).await
+    }
+
+    /// The same of a replica whose tables have everything up to an entry, which is purged: it has no other, and its
+    /// vote is that of the entry's term.
+    ///
+    /// # Errors
+    /// As [`NodeStore::create`].
+    pub async fn create_behind(
+        &self,
+        (group, id): (GroupId, ReplicaId),
+        disk: usize,
+        purged: Option<EntryId>,
+    ) -> Result<ReplicaLog, StoreError> {
         if disk >= self.options.disks.len() {
             return Err(StoreError::Options {
                 option: "disk",
@@ -479,7 +494,7 @@ impl NodeStore {
         }
         let _creating = self.creating.read().await;
         let log = self.log_at(self.wanted(id, disk))?;
-        log.create(group, id).await
+        log.create_behind(group, id, purged).await
     }
 
     /// Where the layout has the log of a replica.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use collie_log::{Level, Log, LogError};
 use tokio::sync::Notify;
 
-use crate::ids::{GroupId, ReplicaId};
+use crate::ids::{EntryId, GroupId, ReplicaId, Vote};
 use crate::raftlog::error::StoreError;
 use crate::raftlog::frames::{State, Tombstone};
 use crate::raftlog::options::NodeLogOptions;
@@ -130,21 +130,31 @@ impl NodeLog {
         &self.shared.log
     }
 
-    /// Adds a replica without entries and without a vote. It is durable when this returns.
+    /// Adds a replica without entries and without a vote, or one whose tables have everything up to an entry, which is
+    /// purged. It is durable when this returns.
     ///
     /// # Errors
     /// [`StoreError::Removed`], [`StoreError::Exists`], [`StoreError::Quarantined`],
     /// [`StoreError::Streams`], and the log's.
-    pub async fn create(&self, group: GroupId, replica: ReplicaId) -> Result<ReplicaLog, StoreError> {
+    pub(super) async fn create_behind(
+        &self,
+        group: GroupId,
+        replica: ReplicaId,
+        purged: Option<EntryId>,
+    ) -> Result<ReplicaLog, StoreError> {
         let new = State {
             group,
             replica,
             generation: 0,
             from_log: [0; 16],
-            last: None,
-            purged: None,
-            committed: None,
-            vote: None,
+            last: purged,
+            purged,
+            committed: purged,
+            // No later leader has an earlier term than the entry.
+            vote: purged.map(|purged| Vote {
+                leader: purged.leader,
+                committed: false,
+            }),
         };
         let created = self.begin(new, None).await?;
         Ok(self.handle(&mut self.shared.node.lock(), created))
@@ -285,6 +295,14 @@ impl NodeLog {
 
 #[cfg(any(test, feature = "testing"))]
 impl NodeLog {
+    /// Adds a replica without entries and without a vote. It is durable when this returns.
+    ///
+    /// # Errors
+    /// As [`NodeStore::create`](crate::raftlog::NodeStore::create).
+    pub async fn create(&self, group: GroupId, replica: ReplicaId) -> Result<ReplicaLog, StoreError> {
+        self.create_behind(group, replica, None).await
+    }
+
     /// Opens the log in `dir`, in one pass that finds each replica's state and where its entries
     /// are. Blocks.
     ///

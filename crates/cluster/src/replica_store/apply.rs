@@ -1,6 +1,7 @@
 //! Applying entries, each by one batch.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use collie_db::{Batch, Family};
@@ -10,7 +11,8 @@ use crate::ids::EntryId;
 use crate::replica_store::effects::{self, Effect};
 use crate::replica_store::error::{FieldError, MachineError};
 use crate::replica_store::keys::{
-    APPLIED, MEMBERSHIP, RECORDED, count_key, data_key, encode_applied, encode_membership, sequence_number,
+    APPLIED, BOUNDS, MEMBERSHIP, RECORDED, count_key, data_key, encode_applied, encode_bounds,
+    encode_membership, sequence_number,
 };
 use crate::replica_store::positions::Membership;
 use crate::replica_store::proposals::Verdict;
@@ -96,6 +98,7 @@ impl Machine {
         let mut membership = None;
         let mut record = None;
         let mut counts = Vec::new();
+        let mut slots = None;
         let mut outcome = ApplyOutcome::Taken;
         match change {
             Change::Blank => {}
@@ -111,17 +114,27 @@ impl Machine {
                     .judge(applying.recorded.as_deref(), id, payload);
                 match judged.map_err(|found| commit.refused(found))? {
                     Verdict::Take { effects, record: new } => {
-                        counts = commit.effects(effects, |slot| match applying.counts.get(&slot) {
-                            Some(count) => Ok(*count),
-                            None if patience == MayWait::Waits => self.keys_in_slot(slot),
-                            None => Err(collie_db::Error::Stalled.into()),
-                        })?;
-                        commit.put(RECORDED, &new)?;
-                        record = Some(new);
+                        let effects = effects::decode(effects).map_err(|error| commit.wrong(error))?;
+                        if effects.iter().all(|effect| self.is_of_group(effect)) {
+                            slots = self.slots_behind(&effects);
+                            let count = |slot| match applying.counts.get(&slot) {
+                                Some(count) => Ok(*count),
+                                None if patience == MayWait::Waits => self.keys_in_slot(slot),
+                                None => Err(collie_db::Error::Stalled.into()),
+                            };
+                            counts = commit.effects(effects, count)?;
+                            commit.put(RECORDED, &new)?;
+                            record = Some(new);
+                        } else {
+                            outcome = ApplyOutcome::Skipped;
+                        }
                     }
                     Verdict::Skip => outcome = ApplyOutcome::Skipped,
                 }
             }
+        }
+        if let Some(slots) = &slots {
+            commit.put(BOUNDS, encode_bounds(slots))?;
         }
         // In the same batch: what the tables call applied is what they hold.
         commit.put(APPLIED, encode_applied(id))?;
@@ -130,12 +143,34 @@ impl Machine {
             MayWait::Waits => inner.db.apply(&commit.batch, seq)?,
             MayWait::Never => inner.db.try_apply(&commit.batch, seq)?,
         }
+        // Before who waits for this entry looks at them.
+        if let Some(slots) = &slots {
+            self.set_slots(slots);
+        }
         inner.journal.positions().applied(id);
         if record.is_some() {
             applying.recorded = record;
         }
         applying.counts.extend(counts);
         Ok(outcome)
+    }
+
+    /// Whether an effect is on slots of the group: since a split, some are another group's.
+    fn is_of_group(&self, effect: &Effect<'_>) -> bool {
+        match effect {
+            Effect::Put { slot, .. } | Effect::Delete { slot, .. } | Effect::Count { slot, .. } => {
+                self.slots().contains(slot)
+            }
+            Effect::Split(split) => self.can_split(split),
+        }
+    }
+
+    /// The slots of the group behind a split.
+    fn slots_behind(&self, effects: &[Effect<'_>]) -> Option<RangeInclusive<u16>> {
+        effects.iter().find_map(|effect| match effect {
+            Effect::Split(split) => Some(*self.slots().start()..=split.first - 1),
+            _ => None,
+        })
     }
 }
 
@@ -167,10 +202,9 @@ impl Commit {
     /// many they have had.
     fn effects(
         &mut self,
-        bytes: &[u8],
+        effects: Vec<Effect<'_>>,
         count: impl Fn(u16) -> Result<u64, MachineError>,
     ) -> Result<Vec<(u16, u64)>, MachineError> {
-        let effects = effects::decode(bytes).map_err(|error| self.wrong(error))?;
         let mut deltas = BTreeMap::<u16, i64>::new();
         for effect in effects {
             match effect {
@@ -180,6 +214,8 @@ impl Commit {
                     let sum = deltas.entry(slot).or_default();
                     *sum = sum.saturating_add(delta);
                 }
+                // It changes the slots, and no row.
+                Effect::Split(_) => {}
             }
         }
         let mut counts = Vec::with_capacity(deltas.len());

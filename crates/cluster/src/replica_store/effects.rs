@@ -3,11 +3,14 @@
 //! The layout is ours, little-endian, and drawn in `docs/design/formats/cluster.md`. The effects of an entry
 //! take place in their order and all at once.
 
+use crate::ids::{GroupId, ReplicaId};
 use crate::replica_store::error::FieldError;
 use crate::replica_store::keys::{DATA_HEAD, Fields, SLOTS, put_bytes};
 
-/// The version of the layout.
+/// The version of the layout of effects that change rows. Every version reads it.
 pub const VERSION: u8 = 1;
+/// The version of a split: those that lack feature level 4 do not read it.
+pub const VERSION_OF_SPLIT: u8 = 2;
 /// The effects of one entry have at most so many bytes.
 pub const MAX_BYTES: usize = (8 << 20) - (64 << 10);
 /// An entry has at most so many effects.
@@ -19,6 +22,11 @@ const _: () = assert!(MAX_KEY_BYTES == collie_server::cluster::MAX_ROW_BYTES);
 const PUT: u8 = 1;
 const DELETE: u8 = 2;
 const COUNT: u8 = 3;
+const SPLIT: u8 = 4;
+/// Two ids of replicas.
+const PAIR: usize = 16;
+/// A split has at most so many pairs.
+const MAX_PAIRS: usize = 64;
 /// What stands before the effects.
 const HEAD: usize = 1 + 4;
 
@@ -48,6 +56,39 @@ pub enum Effect<'a> {
         /// How many more.
         delta: i64,
     },
+    /// Slots are those of another group from now on. The only effect of its entry.
+    Split(Split<'a>),
+}
+
+/// What begins a group with a part of another one's slots, and of its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Split<'a> {
+    /// The first slot of the new group, which has all behind it, too.
+    pub first: u16,
+    /// The new group.
+    pub group: GroupId,
+    /// [Pairs](Split::pairs): a replica of the group that is split, and that of the new one beside it.
+    pub replicas: &'a [u8],
+    /// The members of the new group, encoded by who proposed them.
+    pub members: &'a [u8],
+}
+
+impl Split<'_> {
+    /// Pairs of replicas, encoded.
+    #[must_use]
+    pub fn pairs(of: impl IntoIterator<Item = (ReplicaId, ReplicaId)>) -> Vec<u8> {
+        let ids = of.into_iter().flat_map(|(parent, child)| [parent, child]);
+        ids.flat_map(u64::to_le_bytes).collect()
+    }
+
+    /// The replica of the new group beside a replica of the one that is split.
+    #[must_use]
+    pub fn beside(&self, parent: ReplicaId) -> Option<ReplicaId> {
+        let (ids, _) = self.replicas.as_chunks::<8>();
+        let (pairs, _) = ids.as_chunks::<2>();
+        let mut pairs = pairs.iter().map(|pair| pair.map(u64::from_le_bytes));
+        pairs.find_map(|[of, child]| (of == parent).then_some(child))
+    }
 }
 
 /// Effects on their way into an entry.
@@ -72,15 +113,43 @@ impl EffectsBuf {
     /// [`FieldError`] where it is out of the limits, or the entry would be; nothing was added.
     pub fn push(&mut self, effect: Effect<'_>) -> Result<(), FieldError> {
         let before = self.bytes.len();
+        let version = self.version();
+        let own = match effect {
+            Effect::Split(_) => VERSION_OF_SPLIT,
+            Effect::Put { .. } | Effect::Delete { .. } | Effect::Count { .. } => VERSION,
+        };
         encode(effect, &mut self.bytes);
         self.count += 1;
-        let checked = check(&self.bytes, before).and_then(|()| self.check_size());
+        let checked = self.check_alone(own).and_then(|()| {
+            check(&self.bytes, before, own)?;
+            self.check_size()
+        });
         if let Err(error) = checked {
             self.bytes.truncate(before);
             self.count -= 1;
+            self.set_version(version);
             return Err(error);
         }
         self.write_count();
+        Ok(())
+    }
+
+    fn version(&self) -> u8 {
+        self.bytes.first().copied().unwrap_or(VERSION)
+    }
+
+    fn set_version(&mut self, version: u8) {
+        if let Some(first) = self.bytes.first_mut() {
+            *first = version;
+        }
+    }
+
+    /// Whether what was added goes with what was there: a split goes with nothing.
+    fn check_alone(&mut self, version: u8) -> Result<(), FieldError> {
+        if self.count > 1 && version.max(self.version()) == VERSION_OF_SPLIT {
+            return Err(Fields::new(&self.bytes).wrong(1, "a split alone", self.count));
+        }
+        self.set_version(version);
         Ok(())
     }
 
@@ -89,12 +158,14 @@ impl EffectsBuf {
     /// # Errors
     /// [`FieldError`] where they would be more than an entry may have; nothing was added.
     pub fn extend(&mut self, other: &Self) -> Result<(), FieldError> {
-        let (bytes, count) = (self.bytes.len(), self.count);
+        let (bytes, count, version) = (self.bytes.len(), self.count, self.version());
         self.bytes.extend_from_slice(&other.bytes[HEAD..]);
         self.count = count.saturating_add(other.count);
-        if let Err(error) = self.check_size() {
+        let checked = self.check_alone(other.version()).and_then(|()| self.check_size());
+        if let Err(error) = checked {
             self.bytes.truncate(bytes);
             self.count = count;
+            self.set_version(version);
             return Err(error);
         }
         self.write_count();
@@ -135,24 +206,38 @@ pub fn decode(bytes: &[u8]) -> Result<Vec<Effect<'_>>, FieldError> {
         return Err(fields.wrong(MAX_BYTES, "effects of less than 8 MiB", found));
     }
     let version = fields.u8("a version")?;
-    if version != VERSION {
-        return Err(fields.wrong(0, "effects of version 1", version));
+    if !(VERSION..=VERSION_OF_SPLIT).contains(&version) {
+        return Err(fields.wrong(0, "effects of version 1 or 2", version));
     }
     let count = fields.u32("a number of effects")? as usize;
     // Checked before room is made for them: none is shorter than 4 bytes.
     if count > MAX_EFFECTS || count > fields.left() / 4 {
         return Err(fields.wrong(1, "as many effects as there are", count));
     }
-    let effects = (0..count).map(|_| effect(&mut fields)).collect();
+    if version == VERSION_OF_SPLIT && count != 1 {
+        return Err(fields.wrong(1, "a split alone", count));
+    }
+    let effects = (0..count).map(|_| effect(&mut fields, version)).collect();
     fields.end().and(effects)
 }
 
 /// Whether one effect is encoded from `at` on.
-fn check(bytes: &[u8], at: usize) -> Result<(), FieldError> {
+fn check(bytes: &[u8], at: usize, version: u8) -> Result<(), FieldError> {
     let mut fields = Fields::new(bytes);
     fields.take(at, "what is before")?;
-    effect(&mut fields)?;
+    effect(&mut fields, version)?;
     fields.end()
+}
+
+/// The split that an entry is, if it is one.
+pub(super) fn split_of(bytes: &[u8]) -> Result<Option<Split<'_>>, FieldError> {
+    if bytes.first() != Some(&VERSION_OF_SPLIT) {
+        return Ok(None);
+    }
+    Ok(decode(bytes)?.into_iter().find_map(|effect| match effect {
+        Effect::Split(split) => Some(split),
+        _ => None,
+    }))
 }
 
 fn encode(effect: Effect<'_>, to: &mut Vec<u8>) {
@@ -174,12 +259,21 @@ fn encode(effect: Effect<'_>, to: &mut Vec<u8>) {
             head(COUNT, slot);
             to.extend_from_slice(&delta.to_le_bytes());
         }
+        Effect::Split(split) => {
+            head(SPLIT, split.first);
+            to.extend_from_slice(&split.group.to_le_bytes());
+            put_bytes(to, split.replicas);
+            put_bytes(to, split.members);
+        }
     }
 }
 
-fn effect<'a>(fields: &mut Fields<'a>) -> Result<Effect<'a>, FieldError> {
+fn effect<'a>(fields: &mut Fields<'a>, version: u8) -> Result<Effect<'a>, FieldError> {
     let at = fields.at();
     let kind = fields.u8("a kind of effect")?;
+    if (kind == SPLIT) != (version == VERSION_OF_SPLIT) {
+        return Err(fields.wrong(at, "kinds 1 to 3 in version 1, and 4 in version 2", kind));
+    }
     let slot = fields.u16("a slot")?;
     if slot >= SLOTS {
         return Err(fields.wrong(at + 1, "a slot below 16384", slot));
@@ -199,7 +293,21 @@ fn effect<'a>(fields: &mut Fields<'a>) -> Result<Effect<'a>, FieldError> {
             slot,
             delta: fields.u64("a number of keys")? as i64,
         }),
-        other => Err(fields.wrong(at, "a kind of effect from 1 to 3", other)),
+        SPLIT => {
+            let group = fields.u64("a group")?;
+            let at = fields.at();
+            let replicas = fields.bytes((PAIR, MAX_PAIRS * PAIR), "pairs of replicas")?;
+            if !replicas.len().is_multiple_of(PAIR) {
+                return Err(fields.wrong(at, "pairs of 16 bytes", replicas.len()));
+            }
+            Ok(Effect::Split(Split {
+                first: slot,
+                group,
+                replicas,
+                members: fields.bytes((1, MAX_BYTES), "members")?,
+            }))
+        }
+        other => Err(fields.wrong(at, "a kind of effect from 1 to 4", other)),
     }
 }
 
@@ -292,8 +400,50 @@ mod tests {
         one.push(Effect::Count { slot: 1, delta: -1 }).unwrap();
         assert!(buf.extend(&one).is_err());
         assert_eq!(buf, full);
-        let said = decode(&[2, 0, 0, 0, 0]).unwrap_err().to_string();
-        assert_eq!(said, "byte 0: expected effects of version 1, found 2");
+        let said = decode(&[3, 0, 0, 0, 0]).unwrap_err().to_string();
+        assert_eq!(said, "byte 0: expected effects of version 1 or 2, found 3");
         assert!(decode(&[1, 255, 255, 255, 255]).is_err());
+    }
+
+    #[test]
+    fn a_split_is_alone_in_its_entry() {
+        let pairs = Split::pairs([(7, 70), (8, 80)]);
+        let split = Split {
+            first: 100,
+            group: 9,
+            replicas: &pairs,
+            members: b"the members",
+        };
+        let mut buf = EffectsBuf::default();
+        buf.push(Effect::Split(split)).unwrap();
+        assert_eq!(buf.bytes()[0], VERSION_OF_SPLIT);
+        let count = Effect::Count { slot: 1, delta: 1 };
+        let mut one = EffectsBuf::default();
+        one.push(count).unwrap();
+        let (alone, other) = (buf.clone(), one.clone());
+        assert!(buf.push(count).is_err() && buf.extend(&one).is_err());
+        assert!(one.push(Effect::Split(split)).is_err() && one.extend(&buf).is_err());
+        assert_eq!((&buf, &one), (&alone, &other));
+        assert_eq!(split_of(buf.bytes()), Ok(Some(split)));
+        assert_eq!(split_of(one.bytes()), Ok(None));
+        assert_eq!(
+            [7, 8, 9].map(|parent| split.beside(parent)),
+            [Some(70), Some(80), None]
+        );
+        for len in 0..buf.bytes().len() {
+            assert!(decode(&buf.bytes()[..len]).is_err());
+        }
+        // Each kind in its version.
+        for wrong in [
+            [&[1], &buf.bytes()[1..]].concat(),
+            [&[2], &one.bytes()[1..]].concat(),
+        ] {
+            assert!(decode(&wrong).is_err());
+        }
+        let uneven = Split {
+            replicas: &pairs[1..],
+            ..split
+        };
+        assert!(EffectsBuf::default().push(Effect::Split(uneven)).is_err());
     }
 }

@@ -1,6 +1,7 @@
 //! The keys of a replica's store, the sequence numbers of its commits, and the records beside the data. Their
 //! fields are little-endian, and each is checked: every byte is accounted for.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use collie_log::Lsn;
@@ -25,6 +26,9 @@ pub(super) const APPLIED: [u8; 2] = [META, b'a'];
 pub(super) const MEMBERSHIP: [u8; 2] = [META, b'm'];
 /// What [`Proposals`](crate::replica_store::Proposals) records.
 pub(super) const RECORDED: [u8; 2] = [META, b'p'];
+
+/// The slots of the replica's group; all where there is none.
+pub(super) const BOUNDS: [u8; 2] = [META, b'b'];
 
 /// Sequence numbers begin here: `collie-db` takes none below.
 const FIRST: Lsn = 1 << 32;
@@ -107,6 +111,32 @@ pub(super) fn decode_membership(bytes: &[u8]) -> Result<Membership, FieldError> 
     let id = fields.entry_id()?;
     let members = Arc::from(fields.take(fields.left(), "the members")?);
     Ok(Membership { id, members })
+}
+
+pub(super) fn encode_bounds(slots: &RangeInclusive<u16>) -> [u8; 4] {
+    let mut bytes = [0; 4];
+    let (first, last) = bytes.split_at_mut(2);
+    first.copy_from_slice(&slots.start().to_le_bytes());
+    last.copy_from_slice(&slots.end().to_le_bytes());
+    bytes
+}
+
+/// The slots of a group; all where nothing is recorded.
+pub(super) fn decode_bounds(bytes: Option<&[u8]>) -> Result<RangeInclusive<u16>, FieldError> {
+    let Some(bytes) = bytes else {
+        return Ok(0..=SLOTS - 1);
+    };
+    let mut fields = Fields::new(bytes);
+    let (first, last) = (fields.u16("a slot")?, fields.u16("a slot")?);
+    fields.end()?;
+    match first <= last && last < SLOTS {
+        true => Ok(first..=last),
+        false => Err(fields.wrong(
+            0,
+            "slots below 16384, the first one first",
+            format!("{first} to {last}"),
+        )),
+    }
 }
 
 /// The number of keys in a slot; 0 where nothing is recorded.
@@ -248,5 +278,16 @@ mod tests {
         assert_eq!(of_data_key(&data_key(258, b"key")), Some((258, &b"key"[..])));
         assert_eq!(of_data_key(&data_key(258, b"key")[..2]), None);
         assert_eq!(of_data_key(&count_key(258)), None);
+    }
+
+    #[test]
+    fn bounds_come_back_and_are_all_slots_where_there_are_none() {
+        for slots in [0..=0, 5..=700, 0..=SLOTS - 1, SLOTS - 1..=SLOTS - 1] {
+            assert_eq!(decode_bounds(Some(&encode_bounds(&slots))), Ok(slots));
+        }
+        assert_eq!(decode_bounds(None), Ok(0..=SLOTS - 1));
+        for wrong in [&b""[..], b"\x01\0\0\0", b"\0\0\0\x40", b"\0\0\x01\0\0"] {
+            assert!(decode_bounds(Some(wrong)).is_err(), "{wrong:?}");
+        }
     }
 }

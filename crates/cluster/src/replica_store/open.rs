@@ -2,6 +2,7 @@
 //! another replica transferred, which brings the log to where the tables are.
 
 use std::path::Path;
+use std::sync::atomic::AtomicU32;
 
 use collie_db::{Db, Journal};
 use parking_lot::Mutex;
@@ -9,7 +10,7 @@ use parking_lot::Mutex;
 use crate::raftlog::ReplicaLog;
 use crate::replica_store::error::MachineError;
 use crate::replica_store::keys::{
-    APPLIED, MEMBERSHIP, RECORDED, decode_applied, decode_membership, index_of,
+    APPLIED, BOUNDS, MEMBERSHIP, RECORDED, decode_applied, decode_bounds, decode_membership, index_of,
 };
 use crate::replica_store::positions::Position;
 use crate::replica_store::staging::{self, Staged};
@@ -54,6 +55,7 @@ impl Machine {
                 dir: dir.to_owned(),
                 options,
                 applying: Mutex::default(),
+                slots: AtomicU32::default(),
             }
             .into(),
         );
@@ -85,6 +87,8 @@ impl Machine {
             )));
         }
         let position = applied.map(|applied| Position { applied, membership });
+        let slots = decode_bounds(db.get(BOUNDS)?.as_deref());
+        self.set_slots(&slots.map_err(|error| self.meta("the slots of the group", error))?);
         applying.recorded = db.get(RECORDED)?.map(|recorded| recorded.to_vec());
         applying.counts.clear();
         self.0.journal.positions().reset(position.as_ref());

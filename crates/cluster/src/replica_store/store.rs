@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::{Bound, RangeInclusive};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::{fmt, io};
 
 use collie_db::{Db, Error as DbError, ExternalJournal, Options, Value};
@@ -18,7 +18,9 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::ids::{EntryId, ReplicaId};
 use crate::raftlog::{Holding, ReplicaLog};
 use crate::replica_store::error::MachineError;
-use crate::replica_store::keys::{count_key, data_key, decode_count, index_of, last_of, of_data_key};
+use crate::replica_store::keys::{
+    count_key, data_key, decode_count, encode_bounds, index_of, last_of, of_data_key,
+};
 use crate::replica_store::positions::{Position, Positions};
 use crate::replica_store::proposals::Proposals;
 use crate::transport::wire::NodeId;
@@ -72,6 +74,8 @@ pub(super) struct MachineInner {
     pub(super) options: MachineOptions,
     /// One caller at a time applies or adopts.
     pub(super) applying: Mutex<Applying>,
+    /// The group's slots, as of the last entry that was applied: the first one, and above it the last.
+    pub(super) slots: AtomicU32,
 }
 
 impl fmt::Debug for Machine {
@@ -88,6 +92,22 @@ impl Machine {
     #[must_use]
     pub fn applied(&self) -> Option<EntryId> {
         self.0.journal.positions().last()
+    }
+
+    /// The slots of the group, as of the last entry that was applied: entries with effects on others are not taken.
+    /// Does not block.
+    #[must_use]
+    pub fn slots(&self) -> RangeInclusive<u16> {
+        // Acquire pairs with the Release in `set_slots`.
+        let [first_low, first_high, last_low, last_high] = self.0.slots.load(Ordering::Acquire).to_le_bytes();
+        let (first, last) = ([first_low, first_high], [last_low, last_high]);
+        u16::from_le_bytes(first)..=u16::from_le_bytes(last)
+    }
+
+    pub(super) fn set_slots(&self, slots: &RangeInclusive<u16>) {
+        let packed = u32::from_le_bytes(encode_bounds(slots));
+        // Release pairs with the Acquire in `slots`.
+        self.0.slots.store(packed, Ordering::Release);
     }
 
     /// How far it is: the last entry that was applied, and the members as of then. Does not block.

@@ -75,7 +75,9 @@ fn rows_of(cluster: &Cluster, slot: u16) -> Vec<Vec<u8>> {
         let since = partition.leadership()?;
         let rows: Result<Vec<_>, Refused> = stored(partition.rows_after(None).ok()?).collect();
         let count = partition.key_count(slot..=slot).ok()?;
-        let holds = cluster.runtime.block_on(partition.confirm(since, None));
+        let holds = cluster
+            .runtime
+            .block_on(partition.confirm(since, partition.slots(), None));
         let rows = rows.ok().filter(|_| holds == Settled::Holds)?;
         let rows: Vec<_> = rows.into_iter().filter(|row| row.slot == slot).collect();
         assert_eq!(
@@ -246,7 +248,9 @@ fn a_leader_that_is_cut_off_holds_nothing_that_it_reads() {
             "{refused:?}"
         ),
     }
-    let confirmed = cluster.runtime.block_on(partition.confirm(since, None));
+    let confirmed = cluster
+        .runtime
+        .block_on(partition.confirm(since, partition.slots(), None));
     assert_eq!(confirmed, Settled::TryAgain, "it does not lead");
     assert_eq!(
         partition.applied().unwrap().get(SLOT, row),
@@ -293,7 +297,11 @@ fn what_was_read_before_leadership_was_lost_does_not_hold() {
     let first = cluster.leader(|_| true);
     let partition = first.partition().unwrap();
     let since = cluster.until("leadership", || partition.leadership());
-    let confirm = |since| cluster.runtime.block_on(partition.confirm(since, None));
+    let confirm = |since| {
+        cluster
+            .runtime
+            .block_on(partition.confirm(since, partition.slots(), None))
+    };
     cluster.until("leadership that holds", || {
         (confirm(since) == Settled::Holds).then_some(())
     });

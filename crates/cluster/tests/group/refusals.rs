@@ -84,7 +84,7 @@ fn what_is_waited_for_keeps_no_replica_open() {
     let (partition, _) = cluster.until("a leader", || cluster.led());
     let (write, _) = evaluate(&*partition, SLOT, &[b"key"], NOW, incr(b"key")).unwrap();
     let (read, _) = evaluate(&*partition, SLOT, &[b"key"], NOW, get(b"key")).unwrap();
-    let confirms = partition.confirm(partition.leadership().unwrap(), None);
+    let confirms = partition.confirm(partition.leadership().unwrap(), partition.slots(), None);
     let mut rows = partition.rows_after(None).unwrap();
     drop(rows.next());
     drop(partition);

@@ -57,7 +57,7 @@ pub(crate) async fn read_applied(replica: &Arc<Replica>, row: &Row) -> Option<Op
     let partition = replica.partition(0..=u16::MAX);
     let leadership = partition.leadership()?;
     let value = partition.applied().ok()?.get(row.slot, &row.key).ok()?;
-    let settled = partition.confirm(leadership, None).await;
+    let settled = partition.confirm(leadership, partition.slots(), None).await;
     (settled == Settled::Holds).then_some(value)
 }
 

@@ -177,6 +177,8 @@ fn expected_map() -> Map {
         begins: replica,
         wanted: Vec::new(),
         changed: 0,
+        split: None,
+        from: 0,
     };
     Map {
         cluster,

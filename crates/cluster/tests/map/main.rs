@@ -23,4 +23,5 @@ mod refusals;
 mod removals;
 mod rules;
 mod sites;
+mod splits;
 mod spreading;

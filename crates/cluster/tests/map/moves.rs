@@ -77,7 +77,7 @@ pub(super) fn assert_has(sites: &[Site], rows: &[&str]) {
                     .iter()
                     .map(|row| applied.get(slot, row.as_bytes()).unwrap().is_some())
                     .collect();
-                let confirmed = runtime.block_on(partition.confirm(leadership, None));
+                let confirmed = runtime.block_on(partition.confirm(leadership, partition.slots(), None));
                 (confirmed == Settled::Holds)
                     .then(|| assert!(read.iter().all(|has| *has), "{slot}: {read:?}"))
             })

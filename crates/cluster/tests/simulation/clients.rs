@@ -83,7 +83,11 @@ fn scan(
         let value = applied.get(object as u16, &row(object, step.key))?;
         answers.push(Answer::Value(number(value.as_ref())));
     }
-    Ok((partition.confirm(leadership, None), answers, false))
+    Ok((
+        partition.confirm(leadership, partition.slots(), None),
+        answers,
+        false,
+    ))
 }
 
 fn steps(rng: &mut Rng, next: &mut i64) -> Vec<Step> {

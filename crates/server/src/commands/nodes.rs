@@ -6,7 +6,7 @@ use tokio::runtime::Handle;
 
 use super::numbers::is;
 use super::row::{self, Command, container};
-use crate::cluster::{LogLayout, LogsOf, NodeInfo, NodeRequest, NodeRole, Topology};
+use crate::cluster::{LogLayout, LogsOf, NodeInfo, NodeRequest, NodeRole, SLOTS, Topology};
 use crate::cost::Aside;
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
@@ -75,6 +75,14 @@ const SUBCOMMANDS: &[Command] = &[
         )
         .flags(CHANGES)
         .categories(CATEGORIES),
+    Command::new("collie.node|split", 3, split)
+        .about(
+            "7.0.0",
+            "cluster",
+            "Has the partition of a slot give it, and all slots behind it, to a new partition.",
+        )
+        .flags(CHANGES)
+        .categories(CATEGORIES),
 ];
 
 fn partitions<'a>(exec: &'a Exec<'_>) -> Result<&'a Partitions, Failure> {
@@ -111,6 +119,15 @@ fn change(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 
 fn finalize(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     ask(exec, NodeRequest::Finalize)
+}
+
+fn split(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let slot = parse_i64(request.at(2)).and_then(|slot| u16::try_from(slot).ok());
+    let slot = slot.filter(|slot| *slot < SLOTS);
+    ask(
+        exec,
+        NodeRequest::Split(slot.ok_or("ERR a slot is a number from 0 to 16383")?),
+    )
 }
 
 /// `COLLIE.NODE LAYOUT node layout [DISK disk | PARTITION group]`.

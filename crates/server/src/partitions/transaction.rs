@@ -193,12 +193,12 @@ impl PartitionTransaction {
                 let text = "ERR internal error: a command that only reads has changed a key";
                 return Err(Refused::Text(text.to_owned()));
             }
-            Source::Replica { leads, .. } => {
+            Source::Replica { leads, slot, .. } => {
                 let leads = leads.filter(|_| self.must_settle);
                 if leads.as_ref().is_some_and(|leads| leads.found_expired) {
                     return Err(Refused::Stale);
                 }
-                return Ok(leads.map(|leads| leads.partition.confirm(leads.since, None)));
+                return Ok(leads.map(|leads| leads.partition.confirm(leads.since, slot..=slot, None)));
             }
         };
         if pending.changes.is_empty() && !self.must_settle {

@@ -69,7 +69,9 @@ impl Reading {
     /// Resolves to whether what was read held.
     pub(crate) fn confirm(&self) -> Settling {
         match self.leadership {
-            Some(leadership) => self.partition.confirm(leadership, self.expired_ms),
+            Some(leadership) => self
+                .partition
+                .confirm(leadership, self.partition.slots(), self.expired_ms),
             None => Box::pin(ready(Settled::TryAgain)),
         }
     }

@@ -586,7 +586,7 @@ impl Partition for FakePartition {
         RealClock.wall_ms() + self.ahead_ms.load(Ordering::SeqCst)
     }
 
-    fn confirm(&self, since: Leadership, expired_ms: Option<u64>) -> Settling {
+    fn confirm(&self, since: Leadership, _slots: RangeInclusive<u16>, expired_ms: Option<u64>) -> Settling {
         self.expired.lock().unwrap().extend(expired_ms);
         let state = self.state();
         let fate = match state.leadership == since {

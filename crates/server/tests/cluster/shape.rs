@@ -281,6 +281,7 @@ fn nodes_are_listed_and_what_is_asked_of_them_is_handed_on() {
         "COLLIE.NODE LAYOUT 1 per-disk",
         "collie.node layout 2 PRIVATE disk 1",
         "COLLIE.NODE LAYOUT 2 shared PARTITION 7",
+        "COLLIE.NODE split 12000",
     ] {
         assert_eq!(client.line(line), "+OK\r\n", "{line}");
     }
@@ -295,6 +296,7 @@ fn nodes_are_listed_and_what_is_asked_of_them_is_handed_on() {
         layout(1, LogsOf::Node, LogLayout::PerDisk),
         layout(2, LogsOf::Disk(1), LogLayout::Private),
         layout(2, LogsOf::Partition(7), LogLayout::Shared),
+        NodeRequest::Split(12_000),
     ];
     let info = client.line("CLUSTER INFO");
     assert!(
@@ -320,6 +322,11 @@ fn nodes_are_listed_and_what_is_asked_of_them_is_handed_on() {
             "-ERR a disk is named by its number",
         ),
         ("COLLIE.NODE LAYOUT 1 shared tape 1", "-ERR syntax error"),
+        (
+            "COLLIE.NODE SPLIT 16384",
+            "-ERR a slot is a number from 0 to 16383",
+        ),
+        ("COLLIE.NODE SPLIT -1", "-ERR a slot is a number from 0 to 16383"),
     ] {
         let refused = client.line(line);
         assert!(refused.starts_with(refusal), "{line}: {refused}");

@@ -191,7 +191,7 @@ impl<'a> Load<'a> {
             let leadership = partition.leadership().ok_or(Refused::NotNow)?;
             let applied = partition.applied()?;
             found = applied.get(slot, &name)?.is_some();
-            Ok(partition.confirm(leadership, None))
+            Ok(partition.confirm(leadership, partition.slots(), None))
         })?;
         match found {
             true => Ok(()),

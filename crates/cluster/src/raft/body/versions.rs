@@ -4,7 +4,7 @@ use super::*;
 use crate::fixtures::fixture;
 use crate::ids::LeaderId;
 use crate::proposals::{Header, Recorded, RunId, Ticket};
-use crate::replica_store::effects::EffectsBuf;
+use crate::replica_store::effects::{EffectsBuf, Split};
 
 const ID: EntryId = EntryId {
     leader: LeaderId { term: 2, replica: 3 },
@@ -81,6 +81,21 @@ fn an_entry_with_effects_of_version_1_says_what_was_written() {
     // As a file of its own, since both have versions of their own.
     let bytes = fixture("effects-v1.bin", buf.bytes());
     assert_eq!(effects::decode(&bytes).unwrap(), effects);
+}
+
+#[test]
+fn a_split_of_version_2_says_what_was_written() {
+    let pairs = Split::pairs([(20, 30), (21, 1 << 40)]);
+    let split = Effect::Split(Split {
+        first: 12_000,
+        group: 17,
+        replicas: &pairs,
+        members: b"the members",
+    });
+    let mut buf = EffectsBuf::default();
+    buf.push(split).unwrap();
+    let bytes = fixture("effects-v2.bin", buf.bytes());
+    assert_eq!(effects::decode(&bytes).unwrap(), [split]);
 }
 
 #[test]

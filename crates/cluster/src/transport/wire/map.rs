@@ -72,6 +72,15 @@ pub enum MapRequest {
         /// Which logs.
         layout: Layout,
     },
+    /// The partition that has a slot gives it, and all behind it, to a new one.
+    Split(u16),
+    /// The leader of a group has applied its split, which the map asked for with an epoch.
+    HasSplit {
+        /// The group.
+        group: GroupId,
+        /// The epoch.
+        changed: u64,
+    },
 }
 
 /// The replicas of a node that a layout is for.

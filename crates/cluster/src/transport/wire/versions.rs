@@ -176,6 +176,10 @@ fn requests() -> Vec<(&'static str, Request)> {
         changed: 550,
     };
     let replace = MapRequest::Replace { node: 49, by: 50 };
+    let has_split = MapRequest::HasSplit {
+        group: 66,
+        changed: 670,
+    };
     let park = Park {
         vote: vote(57, 58, true),
         last: entry(59, 60, 610),
@@ -207,6 +211,8 @@ fn requests() -> Vec<(&'static str, Request)> {
             Request::ChangeMap(MapRequest::Finalize(64)),
         ),
         ("change-map-layout", Request::ChangeMap(layout)),
+        ("change-map-split", Request::ChangeMap(MapRequest::Split(6800))),
+        ("change-map-has-split", Request::ChangeMap(has_split)),
         ("park", Request::Park(park)),
         ("wake", Request::Wake),
     ]

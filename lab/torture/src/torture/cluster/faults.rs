@@ -14,6 +14,8 @@ use super::upgrades::change_version;
 const HELD_MS: std::ops::Range<u64> = 500..6_000;
 /// How long logs move before something else happens.
 const MOVING_MS: std::ops::Range<u64> = 0..400;
+/// How long a partition is being split before something else happens.
+const SPLITTING_MS: std::ops::Range<u64> = 0..150;
 /// How slow a link is.
 const SLOW_MS: std::ops::Range<u64> = 10..200;
 
@@ -51,6 +53,7 @@ pub(crate) fn strike(
         Fault::Full => disk_faults::full(&target, nodes, rng, around),
         Fault::Move => move_away(&target, nodes, rng, around),
         Fault::Layout => move_logs(&target, nodes, rng, around),
+        Fault::Split => split(&target, nodes, rng, around),
         Fault::Upgrade => change_version(&target, nodes, rng, around),
         Fault::None | Fault::Mixed => Ok(()),
     }
@@ -77,6 +80,38 @@ fn move_logs(
     around.notes.struck("kill in a layout");
     std::thread::sleep(pause(DOWN_MS, rng));
     nodes.restart(target.victim)
+}
+
+/// Has partitions split, at any slots; as a rule the leader of some keys, another node, or all are killed meanwhile.
+fn split(
+    target: &Target,
+    nodes: &mut Nodes,
+    rng: &mut Rng,
+    around: &Surroundings<'_, '_>,
+) -> anyhow::Result<()> {
+    around.notes.struck("split");
+    around.watch("split", target, nodes.ports());
+    for _ in 0..=rng.below(3) {
+        let slot = 1 + rng.below(16_383);
+        nodes.split(slot)?;
+        std::thread::sleep(pause(SPLITTING_MS, rng));
+    }
+    match rng.below(4) {
+        0 => return Ok(()),
+        1 => {
+            around.notes.struck("kill of all in a split");
+            return kill_all(nodes);
+        }
+        _ => {}
+    }
+    let killed = match rng.coin() {
+        true => target.victim,
+        false => rng.index(nodes.len()),
+    };
+    nodes.kill(killed)?;
+    around.notes.struck("kill in a split");
+    std::thread::sleep(pause(DOWN_MS, rng));
+    nodes.restart(killed)
 }
 
 /// Has the replicas of a node move, and the node serve again some time later, whether they have moved or not; as a

@@ -285,6 +285,27 @@ impl Nodes {
         Ok(())
     }
 
+    /// Has the partition of a slot split there, through any node that says it is to be, or that it cannot.
+    pub(crate) fn split(&mut self, slot: u64) -> anyhow::Result<()> {
+        let slot = slot.to_string();
+        let mut said = String::new();
+        let done = wait(READY, || {
+            self.look_for_ends()?;
+            for any in 0..self.len() {
+                match self.ask(any, &["COLLIE.NODE", "SPLIT", &slot]) {
+                    Ok(Reply::Text(_)) => return Ok(true),
+                    Ok(Reply::Error(text)) if text.contains("with slot") || text.contains("being split") => {
+                        return Ok(true);
+                    }
+                    other => said = format!("{other:?}"),
+                }
+            }
+            Ok(false)
+        })?;
+        ensure!(done, "no node splits at slot {slot} within {READY:?}: {said}");
+        Ok(())
+    }
+
     fn wait_until_it_answers(&self, node: usize) -> anyhow::Result<()> {
         wait(READY, || {
             Ok(matches!(self.ask(node, &["PING"]), Ok(Reply::Text(_))))

@@ -29,6 +29,8 @@ pub(crate) enum Fault {
     Move,
     /// The logs of a node move to another layout, while it is killed or not.
     Layout,
+    /// Partitions are split at any slot, while nodes are killed or not.
+    Split,
     /// Nodes go from the version before to this one, and back; half way through the rounds all stay with this
     /// one.
     Upgrade,
@@ -51,6 +53,7 @@ impl Fault {
             Self::Full => "full",
             Self::Move => "move",
             Self::Layout => "layout",
+            Self::Split => "split",
             Self::Upgrade => "upgrade",
             Self::Mixed => "mixed",
         }
@@ -112,12 +115,13 @@ impl Plan {
             Fault::Full,
             Fault::Move,
             Fault::Layout,
+            Fault::Split,
             Fault::Upgrade,
         ];
         let is_in = |kind: &Fault| match self.fault {
             Fault::Mixed if *kind == Fault::Move => self.replicas() < self.nodes,
             Fault::Mixed if *kind == Fault::Upgrade => false,
-            Fault::Mixed if *kind == Fault::Layout => self.product == Product::Collie,
+            Fault::Mixed if matches!(kind, Fault::Layout | Fault::Split) => self.product == Product::Collie,
             Fault::Mixed => self.product == Product::Collie || !kind.needs_disks(),
             fault => *kind == fault,
         };
@@ -206,12 +210,12 @@ mod tests {
     #[test]
     fn a_mixture_has_all_faults_that_a_product_can_be_under() {
         let of = |product| plan(product, Fault::Mixed).kinds();
-        assert_eq!(of(Product::Collie).len(), 9);
+        assert_eq!(of(Product::Collie).len(), 10);
         let five = Plan {
             nodes: 5,
             ..plan(Product::Collie, Fault::Mixed)
         };
-        assert_eq!((five.kinds().len(), five.replicas()), (10, 3));
+        assert_eq!((five.kinds().len(), five.replicas()), (11, 3));
         assert_eq!(
             of(Product::Redis),
             [Fault::Kill, Fault::Stop, Fault::Cut, Fault::CutOneWay]

@@ -1,0 +1,113 @@
+//! Splitting a partition: its record says which slots go to which new group; when its leader has applied that, the
+//! map has both.
+//!
+//! The members of the new group are on the nodes and disks of the old one's. Until the split is done no replica of
+//! the partition moves, and nothing gives it up: the next leader of the group goes on.
+
+use crate::ids::GroupId;
+use crate::map::moves::unchanged;
+use crate::map::records::{LEVEL_OF_SPLITS, MapMember, PartitionRecord, SplitRecord};
+use crate::map::whole::{Changes, Map};
+
+/// A cluster has at most so many partitions.
+const PARTITIONS_MAX: usize = 4096;
+
+/// The partition that has a slot is to give it, and all behind it, to a new one. Asked for again, it changes nothing.
+///
+/// # Errors
+/// Why it cannot be split there, or not now.
+pub fn split(map: &Map, first: u16) -> Result<Option<Changes>, String> {
+    if map.cluster.level < LEVEL_OF_SPLITS {
+        return Err(format!(
+            "the cluster has feature level {}, and partitions are split from level {LEVEL_OF_SPLITS} on: run `collie \
+             cluster finalize` once all nodes have this version",
+            map.cluster.level
+        ));
+    }
+    let mut partitions = map.partitions.values();
+    let Some(partition) = partitions.find(|partition| partition.slots().contains(&first)) else {
+        return Err(format!("no partition has slot {first}"));
+    };
+    let PartitionRecord { group, members, .. } = partition;
+    if first == partition.first {
+        return Err(format!(
+            "the partition of group {group} begins with slot {first} already"
+        ));
+    }
+    if let Some(split) = &partition.split {
+        return match first == split.first {
+            true => Ok(None),
+            false => Err(format!(
+                "the partition of group {group} is being split at slot {}: ask again when it has been",
+                split.first
+            )),
+        };
+    }
+    if !partition.wanted.is_empty() {
+        return Err(format!(
+            "replicas of the partition of group {group} move: ask again when they have"
+        ));
+    }
+    if map.partitions.len() >= PARTITIONS_MAX {
+        return Err(format!(
+            "the cluster has {PARTITIONS_MAX} partitions, and can have no more"
+        ));
+    }
+    let mut changes = Changes::of(map);
+    let cluster = &mut changes.cluster;
+    let new = cluster.next_group;
+    let replica = cluster.next_replica;
+    let out = || "the map has no more ids".to_owned();
+    cluster.next_group = new.checked_add(1).ok_or_else(out)?;
+    cluster.next_replica = replica.checked_add(members.len() as u64).ok_or_else(out)?;
+    let beside = |(replica, member): (_, &MapMember)| MapMember { replica, ..*member };
+    changes.set_partition(PartitionRecord {
+        split: Some(SplitRecord {
+            group: new,
+            first,
+            members: (replica..).zip(members).map(beside).collect(),
+        }),
+        ..partition.clone()
+    });
+    Ok(Some(changes))
+}
+
+/// The split of a group is applied on its leader: the map has both partitions.
+///
+/// # Errors
+/// The partition was changed since: the leader knows an older map.
+pub fn has_split(map: &Map, group: GroupId, changed: u64) -> Result<Option<Changes>, String> {
+    if let Some(partition) = map.partitions.get(&group).filter(|one| one.split.is_none())
+        && map
+            .partitions
+            .values()
+            .any(|new| new.from == group && new.changed == partition.changed)
+    {
+        // Said again.
+        return Ok(None);
+    }
+    let partition = unchanged(map, group, changed)?;
+    let Some(split) = partition.split.clone() else {
+        return Err(format!("the map has group {group} as one that is not split"));
+    };
+    let mut changes = Changes::of(map);
+    changes.cluster.partitions = changes.cluster.partitions.saturating_add(1);
+    changes.set_partition(PartitionRecord {
+        last: split.first - 1,
+        split: None,
+        ..partition.clone()
+    });
+    changes.set_partition(PartitionRecord {
+        group: split.group,
+        first: split.first,
+        last: partition.last,
+        // All of them begin with the same rows: none begins the group alone.
+        begins: 0,
+        members: split.members,
+        wanted: Vec::new(),
+        changed: 0,
+        split: None,
+        from: group,
+    });
+    Ok(Some(changes))
+}

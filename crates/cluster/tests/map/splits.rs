@@ -1,0 +1,178 @@
+//! Partitions that are split, of clusters that serve meanwhile.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use collie_cluster::Begin;
+use collie_cluster::testing::map::{LEVEL_OF_SPLITS, PartitionRecord};
+use collie_server::cluster::{NodeRequest, Route, Settled};
+
+use super::moves::ask;
+use super::sites::{Site, bootstrap, cluster, settled, sites, until};
+
+const ROW: &[u8] = b"counter";
+const SLOTS: [u16; 6] = [0, 4000, 8191, 8192, 12_000, 16_383];
+
+/// Adds 1 to the counter of a slot where it is led. None: it is not, or was not done.
+fn increment(sites: &[Site], slot: u16) -> Option<Settled> {
+    let alive = sites.iter().filter(|site| site.is_alive());
+    for site in alive {
+        let (partition, handle) = site.with(|node, runtime| match node.cluster().route(slot) {
+            Route::Here(partition) => (Some(partition), runtime.handle().clone()),
+            _ => (None, runtime.handle().clone()),
+        });
+        let Some(partition) = partition else { continue };
+        let _inside = handle.enter();
+        let mut command = partition.begin(slot, &[ROW], Duration::ZERO).ok()?;
+        let value = command.get(ROW).ok()?;
+        let before = value
+            .as_ref()
+            .map_or(0, |value| u64::from_le_bytes(value[..].try_into().unwrap()));
+        let new = (before + 1).to_le_bytes();
+        let settling = command.finish(vec![(ROW.to_vec(), Some(new[..].into()))], i64::from(before == 0));
+        return Some(handle.block_on(settling.ok()?));
+    }
+    None
+}
+
+/// What the counter of a slot is, where that is led, confirmed.
+fn read(sites: &[Site], slot: u16) -> u64 {
+    until(sites, "a read", || {
+        let mut alive = sites.iter().filter(|site| site.is_alive());
+        alive.find_map(|site| {
+            site.with(|node, runtime| {
+                let Route::Here(partition) = node.cluster().route(slot) else {
+                    return None;
+                };
+                let leadership = partition.leadership()?;
+                let value = partition.applied().ok()?.get(slot, ROW).ok()?;
+                let count = value.map_or(0, |value| u64::from_le_bytes(value[..].try_into().unwrap()));
+                let confirmed = partition.confirm(leadership, slot..=slot, None);
+                (runtime.block_on(confirmed) == Settled::Holds).then_some(count)
+            })
+        })
+    })
+}
+
+/// The partitions of the map that all nodes have, once nothing is being split.
+fn split(sites: &[Site], partitions: usize) -> Vec<PartitionRecord> {
+    until(sites, "the end of the splits", || {
+        let alive = sites.iter().filter(|site| site.is_alive());
+        let maps: Option<Vec<_>> = alive.map(Site::map).collect();
+        let maps = maps?;
+        let map = maps.first()?;
+        let mut all: Vec<_> = map.partitions.values().cloned().collect();
+        all.sort_by_key(|partition| partition.first);
+        let is_done = all.len() == partitions && all.iter().all(|partition| partition.split.is_none());
+        (is_done && maps.iter().all(|other| other == map)).then_some(all)
+    })
+}
+
+#[test]
+fn partitions_are_split_while_their_rows_change() {
+    let sites = cluster(3, 3, 1);
+    let stop = AtomicBool::new(false);
+    let counted = std::thread::scope(|scope| {
+        let all: Vec<_> = SLOTS
+            .map(|slot| {
+                let (sites, stop) = (&sites, &stop);
+                scope.spawn(move || {
+                    let mut done = 0;
+                    while !stop.load(Ordering::Relaxed) || done == 0 {
+                        match increment(sites, slot) {
+                            Some(Settled::Holds) => done += 1,
+                            Some(Settled::Unknown) => panic!("no node has failed"),
+                            Some(Settled::TryAgain) | None => std::thread::sleep(Duration::from_millis(1)),
+                        }
+                    }
+                    done
+                })
+            })
+            .into();
+        for (first, partitions) in [(8192, 2), (4096, 3), (12_288, 4)] {
+            ask(&sites[1], NodeRequest::Split(first)).unwrap();
+            // Asked for again, it changes nothing.
+            if let Err(problem) = ask(&sites[0], NodeRequest::Split(first)) {
+                assert!(problem.contains("begins with slot"), "{problem}");
+            }
+            let map = split(&sites, partitions);
+            assert!(map.iter().any(|partition| partition.first == first), "{map:?}");
+        }
+        stop.store(true, Ordering::Relaxed);
+        let counted = all.into_iter().map(|thread| thread.join().unwrap());
+        counted.collect::<Vec<u64>>()
+    });
+    assert!(counted.iter().all(|count| *count > 0), "{counted:?}");
+    let found = SLOTS.map(|slot| read(&sites, slot));
+    assert_eq!(found, *counted);
+    settled(&sites, 3, 4);
+    // All replicas of all partitions have them, from their own disks.
+    sites.iter().for_each(Site::kill);
+    sites.iter().for_each(|site| site.start(Begin::Start));
+    assert_eq!(SLOTS.map(|slot| read(&sites, slot)), *counted);
+    let groups: Vec<_> = settled(&sites, 3, 4).partitions.values().cloned().collect();
+    for node in 1..=3 {
+        assert!(groups.iter().all(|partition| partition.member_on(node).is_some()));
+    }
+    for slot in SLOTS {
+        until(&sites, "a write", || {
+            (increment(&sites, slot) == Some(Settled::Holds)).then_some(())
+        });
+    }
+    let more: Vec<_> = counted.iter().map(|count| count + 1).collect();
+    assert_eq!(SLOTS.map(|slot| read(&sites, slot)), *more);
+}
+
+#[test]
+fn a_split_goes_on_when_nodes_die_in_the_middle() {
+    let sites = cluster(3, 3, 1);
+    let mut counted = [0; SLOTS.len()];
+    for (round, first) in [8192, 4096, 12_288, 2048].into_iter().enumerate() {
+        for (count, slot) in counted.iter_mut().zip(SLOTS) {
+            until(&sites, "a write", || {
+                (increment(&sites, slot) == Some(Settled::Holds)).then_some(())
+            });
+            *count += 1;
+        }
+        until(&sites, "the split in the map", || {
+            ask(&sites[0], NodeRequest::Split(first)).ok()
+        });
+        // The leader's node, another one, or all, wherever they are with it.
+        let dies: &[usize] = [&[0][..], &[1], &[2], &[0, 1, 2]][round];
+        std::thread::sleep(Duration::from_millis(13 * round as u64));
+        dies.iter().for_each(|at| sites[*at].kill());
+        dies.iter().for_each(|at| sites[*at].start(Begin::Start));
+        split(&sites, round + 2);
+        settled(&sites, 3, round as u16 + 2);
+        assert_eq!(SLOTS.map(|slot| read(&sites, slot)), counted, "round {round}");
+    }
+}
+
+#[test]
+fn splits_that_cannot_be_are_refused() {
+    let sites = sites(1);
+    let mut options = sites[0].options();
+    options.spoken = 1..=LEVEL_OF_SPLITS - 1;
+    sites[0].try_start(options, bootstrap(1, 2)).unwrap();
+    settled(&sites, 1, 2);
+    let refused = |slot: u16, text: &str| {
+        let problem = ask(&sites[0], NodeRequest::Split(slot)).unwrap_err();
+        assert!(problem.contains(text), "{problem}");
+    };
+    refused(100, "from level 4 on");
+    sites[0].close();
+    sites[0].start(Begin::Start);
+    settled(&sites, 1, 2);
+    until(&sites, "the newest level", || {
+        ask(&sites[0], NodeRequest::Finalize).ok()
+    });
+    refused(0, "begins with slot 0 already");
+    refused(8192, "begins with slot 8192 already");
+    refused(16_384, "no partition has slot 16384");
+    ask(&sites[0], NodeRequest::Split(1)).unwrap();
+    split(&sites, 3);
+    ask(&sites[0], NodeRequest::Split(8191)).unwrap();
+    let all = split(&sites, 4);
+    let slots: Vec<_> = all.iter().map(PartitionRecord::slots).collect();
+    assert_eq!(slots, [0..=0, 1..=8190, 8191..=8191, 8192..=16_383]);
+}

@@ -50,7 +50,7 @@ pub use machine::{SnapshotBuilder, SnapshotData, open_machine};
 pub use members::AppliedRows;
 pub use options::{GroupLimits, GroupTimes, ReplicaOptions};
 pub use replica::{Executed, Replica, Rows};
-pub(crate) use splits::NewGroup;
+pub use splits::NewGroup;
 pub use transfers::{Sending, Transfers};
 #[cfg(feature = "testing")]
 pub use types::seed_draws;

@@ -18,15 +18,15 @@ use crate::replica_store::effects::{Effect, EffectsBuf, Split};
 
 /// The group that a split makes.
 #[derive(Debug, Clone)]
-pub(crate) struct NewGroup {
+pub struct NewGroup {
     /// Its id.
-    pub(crate) group: GroupId,
+    pub group: GroupId,
     /// Its first slot.
-    pub(crate) first: u16,
+    pub first: u16,
     /// Its members; each is beside a replica of the group that is split.
-    pub(crate) members: BTreeMap<ReplicaId, Member>,
+    pub members: BTreeMap<ReplicaId, Member>,
     /// A replica of the group that is split, and that of the new one beside it.
-    pub(crate) pairs: Vec<(ReplicaId, ReplicaId)>,
+    pub pairs: Vec<(ReplicaId, ReplicaId)>,
 }
 
 impl NewGroup {
@@ -52,7 +52,7 @@ impl NewGroup {
 
 impl Replica {
     /// The slots of the group, as of the last entry that was applied here.
-    pub(crate) fn slots(&self) -> Option<RangeInclusive<u16>> {
+    pub fn slots(&self) -> Option<RangeInclusive<u16>> {
         Some(self.running().ok()?.machine.slots())
     }
 
@@ -61,7 +61,7 @@ impl Replica {
     ///
     /// # Errors
     /// [`CommandError`]: nothing was split.
-    pub(crate) async fn split(&self, new: &NewGroup) -> Result<Answer<()>, CommandError> {
+    pub async fn split(&self, new: &NewGroup) -> Result<Answer<()>, CommandError> {
         let refused = |problem| CommandError::Split { problem };
         let running = self.running()?;
         // So that little is left to be flushed by who applies the entry.

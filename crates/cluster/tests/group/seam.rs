@@ -54,7 +54,7 @@ pub(crate) fn evaluate<T>(
 
 /// A lone GET: what the replica that leads has applied. `None` unless it has led without a break since then.
 pub(crate) async fn read_applied(replica: &Arc<Replica>, row: &Row) -> Option<Option<Value>> {
-    let partition = replica.partition(0..=u16::MAX);
+    let partition = replica.partition(row.slot..=row.slot);
     let leadership = partition.leadership()?;
     let value = partition.applied().ok()?.get(row.slot, &row.key).ok()?;
     let settled = partition.confirm(leadership, partition.slots(), None).await;

@@ -84,7 +84,7 @@ fn scan(
         answers.push(Answer::Value(number(value.as_ref())));
     }
     Ok((
-        partition.confirm(leadership, partition.slots(), None),
+        partition.confirm(leadership, object as u16..=object as u16, None),
         answers,
         false,
     ))
@@ -125,8 +125,21 @@ pub(crate) async fn run(place: Arc<Place>, node: Arc<Node>, client: u32, mut rng
             }
         }
         let object = rng.index(OBJECTS);
-        let group = place.groups[object % place.groups.len()];
+        let group = {
+            // That which the slot began with, or any that it may have come to since.
+            let groups = place.groups_of(object as u16);
+            let has = |group: &&u64| {
+                let slots = node
+                    .replica(replica_on(**group, place.id))
+                    .and_then(|replica| replica.slots());
+                slots.is_some_and(|slots| slots.contains(&(object as u16)))
+            };
+            let any = groups[rng.index(groups.len())];
+            let right = groups.iter().rev().find(has).copied();
+            right.filter(|_| !rng.one_in(20)).unwrap_or(any)
+        };
         let Some(replica) = node.replica(replica_on(group, place.id)) else {
+            let _changed = timeout(Duration::from_millis(100), changes.changed()).await;
             continue;
         };
         let leads = replica.leader() == Some(replica.id());

@@ -5,8 +5,12 @@ use std::time::Duration;
 
 use collie_cluster::Layout;
 
+use collie_cluster::testing::NewGroup;
+
+use crate::clients::OBJECTS;
 use crate::host::{name, replica_on};
 use crate::town::Town;
+use crate::world::Split;
 
 /// From one fault to the next, at most.
 const PAUSE_MS: u64 = 2500;
@@ -46,7 +50,7 @@ fn fault(town: &mut Town<'_>, links: &mut [Link]) -> &'static str {
     let other = (at + 1 + town.rng.index(nodes - 1)) % nodes;
     let id = town.places[at].id;
     let happened = |town: &Town<'_>, what: String| town.world.happened(what);
-    match town.rng.below(22) {
+    match town.rng.below(25) {
         0..4 if !town.is_down(at) => {
             let (power, down) = (!town.rng.one_in(4), ms(town.rng.below(4000)));
             town.crash(at, power, down);
@@ -140,6 +144,10 @@ fn fault(town: &mut Town<'_>, links: &mut [Link]) -> &'static str {
             }
             "layout"
         }
+        21..=23 => {
+            split(town);
+            "split"
+        }
         _ => {
             transfer(town, at, other);
             "transfer"
@@ -147,10 +155,46 @@ fn fault(town: &mut Town<'_>, links: &mut [Link]) -> &'static str {
     }
 }
 
+/// A group is split between two objects, if it is led, and none has split it there.
+fn split(town: &mut Town<'_>) {
+    let groups = town.places[0].groups.clone();
+    let which = town.rng.index(groups.len());
+    // The object of the lowest slot stays in it.
+    let first = (which + 1 + town.rng.index(OBJECTS - groups.len())) as u16;
+    let group = groups[which];
+    let new = {
+        let mut state = town.world.lock();
+        let new = 100 + state.splits.len() as u64;
+        state.splits.push(Split { group, first, new });
+        new
+    };
+    let led = town.places.iter().find_map(|place| {
+        let replica = place.replica(group)?;
+        (replica.leader() == Some(replica.id())).then(|| (std::sync::Arc::clone(place), replica))
+    });
+    let Some((place, replica)) = led else { return };
+    let world = std::sync::Arc::clone(&town.world);
+    let of = std::sync::Arc::clone(&place);
+    place.spawn(async move {
+        let pair = |node| (replica_on(group, node), replica_on(new, node));
+        let split = NewGroup {
+            group: new,
+            first,
+            members: of.members(new),
+            pairs: (1..=of.nodes).map(pair).collect(),
+        };
+        let done = replica.split(&split).await;
+        world.happened(format_args!(
+            "group {group} is split at slot {first}, into {new}: {done:?}"
+        ));
+    });
+}
+
 /// A node hands over what it leads.
 fn transfer(town: &Town<'_>, at: usize, other: usize) {
     let (place, to) = (&town.places[at], town.places[other].id);
-    let replicas = place.groups.iter().filter_map(|&group| place.replica(group));
+    let all = place.all_groups().into_iter();
+    let replicas = all.filter_map(|group| place.replica(group));
     for replica in replicas.collect::<Vec<_>>() {
         let to = replica_on(replica.group(), to);
         let place_id = place.id;

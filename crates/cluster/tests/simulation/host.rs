@@ -68,6 +68,22 @@ impl Place {
         }
     }
 
+    /// The groups, and all that they were asked to be split into.
+    pub(crate) fn all_groups(&self) -> Vec<u64> {
+        let state = self.world.lock();
+        let new = state.splits.iter().map(|split| split.new);
+        self.groups.iter().copied().chain(new).collect()
+    }
+
+    /// The groups that may have a slot: that which it began with, first.
+    pub(crate) fn groups_of(&self, slot: u16) -> Vec<u64> {
+        let group = self.groups[usize::from(slot) % self.groups.len()];
+        let state = self.world.lock();
+        let new = state.splits.iter();
+        let new = new.filter(|split| split.group == group && split.first <= slot);
+        std::iter::once(group).chain(new.map(|split| split.new)).collect()
+    }
+
     /// The node, while it runs.
     pub(crate) fn node(&self) -> Option<Arc<Node>> {
         self.world.lock().nodes.get(&self.id)?.upgrade()
@@ -100,7 +116,7 @@ impl Place {
         self.runtime.lock().unwrap().take();
     }
 
-    fn members(&self, group: u64) -> BTreeMap<u64, Member> {
+    pub(crate) fn members(&self, group: u64) -> BTreeMap<u64, Member> {
         let member = |node| {
             let member = Member {
                 node,
@@ -263,6 +279,7 @@ impl Place {
         }
         tokio::spawn(flush(Arc::clone(self), Arc::clone(&node), boot));
         tokio::spawn(observe(Arc::clone(self), Arc::clone(&node)));
+        tokio::spawn(make_what_is_missing(Arc::clone(self), Arc::clone(&node)));
         Ok(node.failed().await.to_string())
     }
 }
@@ -273,7 +290,7 @@ async fn flush(place: Arc<Place>, node: Arc<Node>, boot: u64) {
     let mut rng = Rng::new(mix(place.world.seed ^ (place.id << 48) ^ boot));
     loop {
         tokio::time::sleep(Duration::from_millis(500 + rng.below(6000))).await;
-        for &group in &place.groups {
+        for group in place.all_groups() {
             if let Some(replica) = node.replica(replica_on(group, place.id)) {
                 let flushed = replica.flush().await.is_ok();
                 place.world.happened(format_args!(
@@ -290,7 +307,7 @@ async fn observe(place: Arc<Place>, node: Arc<Node>) {
     let mut changes = node.changes();
     let mut known = BTreeMap::new();
     loop {
-        for &group in &place.groups {
+        for group in place.all_groups() {
             let leader = node
                 .replica(replica_on(group, place.id))
                 .and_then(|replica| replica.leader());
@@ -303,6 +320,34 @@ async fn observe(place: Arc<Place>, node: Arc<Node>) {
         }
         if changes.changed().await.is_err() {
             return;
+        }
+    }
+}
+
+/// Makes replicas of new groups where the one of the group that was split is past that by tables of another one, as
+/// a node does by the map.
+async fn make_what_is_missing(place: Arc<Place>, node: Arc<Node>) {
+    loop {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let splits = place.world.lock().splits.clone();
+        for split in splits {
+            let id = replica_on(split.new, place.id);
+            let is_past = node
+                .replica(replica_on(split.group, place.id))
+                .and_then(|replica| replica.slots())
+                .is_some_and(|slots| !slots.contains(&split.first));
+            let is_made = || {
+                let nodes = place.world.lock().nodes.clone();
+                let mut nodes = nodes.iter().filter_map(|(at, node)| Some((*at, node.upgrade()?)));
+                nodes.any(|(at, node)| node.replica(replica_on(split.new, at)).is_some())
+            };
+            if is_past && node.replica(id).is_none() && is_made() {
+                let made = node.create(split.new, id, 0).await.is_ok();
+                place.world.happened(format_args!(
+                    "node {}: replica {id} is made empty: {made}",
+                    place.id
+                ));
+            }
         }
     }
 }

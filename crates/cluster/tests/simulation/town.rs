@@ -228,7 +228,7 @@ impl Town<'_> {
     pub(crate) fn states(&self) -> String {
         let mut text = String::new();
         for place in &self.places {
-            for &group in &place.groups {
+            for group in place.all_groups() {
                 let state = place.replica(group).map(|replica| replica.state());
                 text.push_str(&format!("\nnode {} group {group}: {state:?}", place.id));
             }

@@ -35,6 +35,16 @@ pub(crate) struct State {
     pub(crate) nodes: BTreeMap<u64, Weak<Node>>,
     /// Those whose process has to end.
     pub(crate) failed: BTreeMap<u64, String>,
+    /// What groups were asked to be split into, whether they have been or not.
+    pub(crate) splits: Vec<Split>,
+}
+
+/// Slots of a group from one on, and the group that is to have them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Split {
+    pub(crate) group: u64,
+    pub(crate) first: u16,
+    pub(crate) new: u64,
 }
 
 /// An operation of a client.

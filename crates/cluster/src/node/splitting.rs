@@ -151,7 +151,8 @@ fn lacking(inner: &ClusterInner, partition: &PartitionRecord, replica: &Replica)
     let members = replica.members().map_err(|error| error.to_string())?;
     let lacks = |member: &&MapMember| {
         let is_own = member.replica == replica.id();
-        !is_own && !(inner.hears(member.node) && members.has_nearly_all(member.replica))
+        let is_there = inner.hears(member.node) && members.has_nearly_all(member.replica);
+        !is_own && !is_there
     };
     let lacking = partition.members.iter().filter(lacks);
     Ok(lacking.map(|member| member.node).collect())

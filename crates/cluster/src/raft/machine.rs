@@ -9,6 +9,7 @@ use futures_util::{Stream, StreamExt};
 use openraft::storage::{EntryResponder, RaftSnapshotBuilder, RaftStateMachine, Snapshot, SnapshotMeta};
 use openraft::type_config::alias::{EntryOf, LogIdOf, SnapshotMetaOf, SnapshotOf, StoredMembershipOf};
 use openraft::{EntryPayload, OptionalSend};
+use tokio::sync::Notify;
 
 use crate::blocking::blocking;
 use crate::ids::EntryId;
@@ -273,6 +274,8 @@ pub(super) struct Served {
     pub(super) machine: Machine,
     pub(super) commands: Arc<Commands>,
     pub(super) splits: Arc<dyn SplitHost>,
+    /// Woken when a split was applied.
+    pub(super) is_split: Arc<Notify>,
 }
 
 impl RaftStateMachine<Groups> for Served {
@@ -293,6 +296,7 @@ impl RaftStateMachine<Groups> for Served {
             machine,
             commands,
             splits,
+            is_split,
         } = self.clone();
         let waits = Arc::clone(&self.commands);
         let of = machine.clone();
@@ -300,7 +304,12 @@ impl RaftStateMachine<Groups> for Served {
             commands.has_applied();
             match body {
                 EntryPayload::Blank => commands.began(id, of.recorded().as_deref()),
-                EntryPayload::Normal(effects) => commands.applied(id, &effects.bytes, outcome),
+                EntryPayload::Normal(effects) => {
+                    if body::is_split(&effects.bytes) {
+                        is_split.notify_one();
+                    }
+                    commands.applied(id, &effects.bytes, outcome)
+                }
                 EntryPayload::Membership(_) => Ok(()),
             }
         };

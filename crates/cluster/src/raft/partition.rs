@@ -149,7 +149,7 @@ impl Partition for ReplicaPartition {
             let times = (expiry_ms.saturating_add(1), self.now_ms());
             raise(&running, times, deadline)
         });
-        let (commands, machine) = (Arc::clone(&running.commands), running.machine.clone());
+        let (commands, own) = (Arc::clone(&running.commands), running.machine.group_slots());
         Box::pin(async move {
             let has_come = match raised {
                 None => true,
@@ -159,8 +159,8 @@ impl Partition for ReplicaPartition {
             let confirmed = timeout_at(deadline, commands.confirm()).await;
             // All that was committed before this was asked is applied: a split, too, behind which another group has
             // the slots, and may have changed them.
-            let (own, first, last) = (machine.slots(), slots.start(), slots.end());
-            let are_own = own.contains(first) && own.contains(last);
+            let own = own.get();
+            let are_own = own.contains(slots.start()) && own.contains(slots.end());
             match confirmed {
                 Ok(Some(leader)) if has_come && are_own && leadership(leader) == since => Settled::Holds,
                 _ => Settled::TryAgain,

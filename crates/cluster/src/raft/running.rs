@@ -95,10 +95,12 @@ impl Running {
         let config = config(&options.times)
             .validate()
             .map_err(|error| raft_failed(&error))?;
+        let is_split = Arc::<Notify>::default();
         let served = Served {
             machine: machine.clone(),
             commands: Arc::clone(&commands),
             splits: Arc::clone(&options.splits),
+            is_split: Arc::clone(&is_split),
         };
         let raft = Raft::new(replica, Arc::new(config), links.clone(), log.clone(), served)
             .await
@@ -133,6 +135,7 @@ impl Running {
             links: links.clone(),
         };
         all.spawn(tick(ticking, options.beat.every(options.times.heartbeat)));
+        all.spawn(tasks::drop_hidden(machine.clone(), is_split));
         all.spawn(tasks::send_anew(raft.clone(), waiting_anew));
         // What an opening finds in tables is a snapshot as well.
         flushed.notify_one();

@@ -16,6 +16,7 @@ use openraft::{LogIdOptionExt, RaftMetrics, ReadPolicy};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, sleep};
 
+use crate::blocking::blocking;
 use crate::ids::ReplicaId;
 use crate::proposals::{Outcome, Ticket};
 use crate::raft::batching::Batches;
@@ -29,7 +30,7 @@ use crate::raft::parking::Parking;
 use crate::raft::ticks::{Heard, wake};
 use crate::raft::types::{Groups, from_leader, to_leader};
 use crate::raftlog::{Purpose, ReplicaLog, Reserved, StoreError};
-use crate::replica_store::{ApplyOutcome, Machine};
+use crate::replica_store::{ApplyOutcome, Machine, MachineError, SLOTS};
 use crate::transport::Reply;
 use crate::transport::wire::{Append, LogEntry, NodeId, Refusal, Request, Response, Room};
 
@@ -215,6 +216,40 @@ async fn reserve(
         false => Purpose::Write,
     };
     log.reserve_prepared(bytes, purpose).await
+}
+
+/// From one attempt to remove what a split has left to the next.
+const DROP_AGAIN: Duration = Duration::from_secs(60);
+
+/// Removes what splits leave in the tables, one merge of them at a time.
+pub(super) async fn drop_hidden(machine: Machine, is_split: Arc<Notify>) {
+    // Without splits there is nothing to look for.
+    let mut is_whole = machine.slots() == (0..=SLOTS - 1);
+    loop {
+        if is_whole {
+            is_split.notified().await;
+        }
+        let merged = {
+            let machine = machine.clone();
+            blocking(move || machine.drop_hidden()).await
+        };
+        is_whole = merged.is_ok();
+        match merged {
+            Ok(true) => {
+                let replica = machine.log().replica();
+                tracing::info!(
+                    replica,
+                    "rows that went to another group with a split are removed"
+                );
+            }
+            Ok(false) => {}
+            Err(MachineError::Db(collie_db::Error::Closed)) => return,
+            Err(error) => {
+                tracing::warn!(%error, "rows that a split has left are not removed yet");
+                sleep(DROP_AGAIN).await;
+            }
+        }
+    }
 }
 
 /// Has raft send everything anew to followers whose logs went back.

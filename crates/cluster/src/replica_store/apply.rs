@@ -145,7 +145,8 @@ impl Machine {
         }
         // Before who waits for this entry looks at them.
         if let Some(slots) = &slots {
-            self.set_slots(slots);
+            inner.slots.set(slots);
+            inner.journal.keep_from(id.index, slots);
         }
         inner.journal.positions().applied(id);
         if record.is_some() {

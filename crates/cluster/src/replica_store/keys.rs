@@ -56,6 +56,14 @@ pub(super) fn of_data_key(full: &[u8]) -> Option<(u16, &[u8])> {
     Some((u16::from_be_bytes([high, low]), key))
 }
 
+/// The slot that a row is of, of the data or beside it.
+pub(super) fn slot_of_key(key: &[u8]) -> Option<u16> {
+    match *key {
+        [DATA, high, low, ..] | [META, b'c', high, low] => Some(u16::from_be_bytes([high, low])),
+        _ => None,
+    }
+}
+
 /// Where the number of keys in a slot is.
 pub(super) fn count_key(slot: u16) -> [u8; 4] {
     let [high, low] = slot.to_be_bytes();
@@ -278,6 +286,12 @@ mod tests {
         assert_eq!(of_data_key(&data_key(258, b"key")), Some((258, &b"key"[..])));
         assert_eq!(of_data_key(&data_key(258, b"key")[..2]), None);
         assert_eq!(of_data_key(&count_key(258)), None);
+        for key in [&data_key(258, b"")[..], &data_key(258, b"key"), &count_key(258)] {
+            assert_eq!(slot_of_key(key), Some(258));
+        }
+        for key in [&APPLIED, &BOUNDS, &MEMBERSHIP, &RECORDED] {
+            assert_eq!(slot_of_key(key), None);
+        }
     }
 
     #[test]

@@ -2,7 +2,6 @@
 //! another replica transferred, which brings the log to where the tables are.
 
 use std::path::Path;
-use std::sync::atomic::AtomicU32;
 
 use collie_db::{Db, Journal};
 use parking_lot::Mutex;
@@ -15,7 +14,7 @@ use crate::replica_store::keys::{
 use crate::replica_store::positions::Position;
 use crate::replica_store::staging::{self, Staged};
 use crate::replica_store::store::{
-    Applying, LogJournal, Machine, MachineInner, MachineOptions, remove, staged, transfers,
+    Applying, GroupSlots, LogJournal, Machine, MachineInner, MachineOptions, remove, staged, transfers,
 };
 
 impl Machine {
@@ -55,7 +54,7 @@ impl Machine {
                 dir: dir.to_owned(),
                 options,
                 applying: Mutex::default(),
-                slots: AtomicU32::default(),
+                slots: GroupSlots::default(),
             }
             .into(),
         );
@@ -88,7 +87,9 @@ impl Machine {
         }
         let position = applied.map(|applied| Position { applied, membership });
         let slots = decode_bounds(db.get(BOUNDS)?.as_deref());
-        self.set_slots(&slots.map_err(|error| self.meta("the slots of the group", error))?);
+        let slots = slots.map_err(|error| self.meta("the slots of the group", error))?;
+        self.0.journal.keep(&slots);
+        self.0.slots.set(&slots);
         applying.recorded = db.get(RECORDED)?.map(|recorded| recorded.to_vec());
         applying.counts.clear();
         self.0.journal.positions().reset(position.as_ref());

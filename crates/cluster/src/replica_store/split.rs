@@ -2,7 +2,7 @@
 //!
 //! They are made before the split is applied, of all that was applied before it: a store that links this one's
 //! tables, with the records of the new group. So the rows of both groups are on the disk once, and each replica
-//! hides those that are not in its slots.
+//! hides those that are not in its slots, until a merge of all its tables removes them.
 
 use std::io;
 use std::path::PathBuf;
@@ -15,8 +15,8 @@ use crate::ids::{EntryId, GroupId, ReplicaId};
 use crate::replica_store::effects::{self, Split};
 use crate::replica_store::error::{FieldError, MachineError};
 use crate::replica_store::keys::{
-    APPLIED, BOUNDS, MEMBERSHIP, RECORDED, encode_applied, encode_bounds, encode_membership, last_of,
-    sequence_number,
+    APPLIED, BOUNDS, MEMBERSHIP, RECORDED, SLOTS, data_key, encode_applied, encode_bounds, encode_membership,
+    last_of, sequence_number,
 };
 use crate::replica_store::positions::Membership;
 use crate::replica_store::proposals::Verdict;
@@ -142,5 +142,28 @@ impl Machine {
         db.flush()?;
         db.close()?;
         Ok(())
+    }
+
+    /// Removes the rows that are in no slot of the group any more, which a split has left, by a merge of all tables;
+    /// says whether there were any. Blocks for long, and reads and writes about as much as the tables have.
+    ///
+    /// # Errors
+    /// The store's: it may be tried again.
+    pub(crate) fn drop_hidden(&self) -> Result<bool, MachineError> {
+        let slots = self.slots();
+        let family = self.0.db.default_family();
+        let below = data_key(0, b"")..data_key(*slots.start(), b"");
+        let above = data_key(slots.end().saturating_add(1), b"")..data_key(SLOTS, b"");
+        let mut any = false;
+        for range in [below, above] {
+            if !any && range.start < range.end {
+                any = family.range(range)?.next().transpose()?.is_some();
+            }
+        }
+        if any {
+            // It flushes first: what merges keep follows the tables.
+            family.compact()?;
+        }
+        Ok(any)
     }
 }

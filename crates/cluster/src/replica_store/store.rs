@@ -19,7 +19,7 @@ use crate::ids::{EntryId, ReplicaId};
 use crate::raftlog::{Holding, ReplicaLog};
 use crate::replica_store::error::MachineError;
 use crate::replica_store::keys::{
-    count_key, data_key, decode_count, encode_bounds, index_of, last_of, of_data_key,
+    SLOTS, count_key, data_key, decode_count, encode_bounds, index_of, last_of, of_data_key, slot_of_key,
 };
 use crate::replica_store::positions::{Position, Positions};
 use crate::replica_store::proposals::Proposals;
@@ -74,8 +74,33 @@ pub(super) struct MachineInner {
     pub(super) options: MachineOptions,
     /// One caller at a time applies or adopts.
     pub(super) applying: Mutex<Applying>,
-    /// The group's slots, as of the last entry that was applied: the first one, and above it the last.
-    pub(super) slots: AtomicU32,
+    pub(super) slots: GroupSlots,
+}
+
+/// The slots of a group, as of the last entry that was applied. Clones say the same; none keeps the replica.
+#[derive(Debug, Clone)]
+pub(crate) struct GroupSlots(Arc<AtomicU32>);
+
+impl Default for GroupSlots {
+    fn default() -> Self {
+        let all = encode_bounds(&(0..=SLOTS - 1));
+        Self(Arc::new(AtomicU32::new(u32::from_le_bytes(all))))
+    }
+}
+
+impl GroupSlots {
+    pub(crate) fn get(&self) -> RangeInclusive<u16> {
+        // Acquire pairs with the Release in `set`.
+        let [first_low, first_high, last_low, last_high] = self.0.load(Ordering::Acquire).to_le_bytes();
+        let (first, last) = ([first_low, first_high], [last_low, last_high]);
+        u16::from_le_bytes(first)..=u16::from_le_bytes(last)
+    }
+
+    pub(super) fn set(&self, slots: &RangeInclusive<u16>) {
+        let packed = u32::from_le_bytes(encode_bounds(slots));
+        // Release pairs with the Acquire in `get`.
+        self.0.store(packed, Ordering::Release);
+    }
 }
 
 impl fmt::Debug for Machine {
@@ -98,16 +123,12 @@ impl Machine {
     /// Does not block.
     #[must_use]
     pub fn slots(&self) -> RangeInclusive<u16> {
-        // Acquire pairs with the Release in `set_slots`.
-        let [first_low, first_high, last_low, last_high] = self.0.slots.load(Ordering::Acquire).to_le_bytes();
-        let (first, last) = ([first_low, first_high], [last_low, last_high]);
-        u16::from_le_bytes(first)..=u16::from_le_bytes(last)
+        self.0.slots.get()
     }
 
-    pub(super) fn set_slots(&self, slots: &RangeInclusive<u16>) {
-        let packed = u32::from_le_bytes(encode_bounds(slots));
-        // Release pairs with the Acquire in `slots`.
-        self.0.slots.store(packed, Ordering::Release);
+    /// The same for who must not keep the replica.
+    pub(crate) fn group_slots(&self) -> GroupSlots {
+        self.0.slots.clone()
     }
 
     /// How far it is: the last entry that was applied, and the members as of then. Does not block.
@@ -350,6 +371,16 @@ pub(super) struct LogJournal {
     /// durable at once; the old one is kept until then.
     durable: AtomicU64,
     on_flush: Option<OnFlush>,
+    /// The slots whose rows merges of tables keep: behind a split, once that is in tables.
+    kept: Mutex<Kept>,
+}
+
+/// The slots of a group as the tables say, and behind entries that are in none yet.
+#[derive(Debug)]
+struct Kept {
+    slots: RangeInclusive<u16>,
+    /// The index of the last split, and the slots behind it.
+    next: Option<(u64, RangeInclusive<u16>)>,
 }
 
 impl fmt::Debug for LogJournal {
@@ -365,11 +396,28 @@ impl LogJournal {
             positions: Mutex::default(),
             durable: AtomicU64::new(0),
             on_flush,
+            kept: Mutex::new(Kept {
+                slots: 0..=SLOTS - 1,
+                next: None,
+            }),
         })
     }
 
     pub(super) fn positions(&self) -> MutexGuard<'_, Positions> {
         self.positions.lock()
+    }
+
+    /// The tables say that these are the slots of the group.
+    pub(super) fn keep(&self, slots: &RangeInclusive<u16>) {
+        *self.kept.lock() = Kept {
+            slots: slots.clone(),
+            next: None,
+        };
+    }
+
+    /// The same of an entry, which is not in tables before the next flush.
+    pub(super) fn keep_from(&self, index: u64, slots: &RangeInclusive<u16>) {
+        self.kept.lock().next = Some((index, slots.clone()));
     }
 }
 
@@ -391,9 +439,18 @@ impl ExternalJournal for LogJournal {
             return;
         };
         self.positions.lock().flush(index);
+        let mut kept = self.kept.lock();
+        if let Some((_, slots)) = kept.next.take_if(|(split, _)| *split <= index) {
+            kept.slots = slots;
+        }
+        drop(kept);
         if let Some(on_flush) = &self.on_flush {
             on_flush(index);
         }
+    }
+
+    fn keeps(&self, key: &[u8]) -> bool {
+        slot_of_key(key).is_none_or(|slot| self.kept.lock().slots.contains(&slot))
     }
 }
 

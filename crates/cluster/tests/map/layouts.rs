@@ -155,7 +155,7 @@ fn a_layout_is_refused_with_what_is_wrong() {
 /// A version that does not speak the level would take a copy that is not complete for the replica.
 #[test]
 fn no_log_moves_at_an_older_feature_level() {
-    let sites = cluster(LEVEL - 1);
+    let sites = cluster(2);
     let refusal = ask(&sites[0], layout(1, LogsOf::Node, LogLayout::Private)).unwrap_err();
     assert!(refusal.contains("logs move from level 3 on"), "{refusal}");
     sites[0].close();

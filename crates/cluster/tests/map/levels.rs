@@ -66,7 +66,9 @@ fn nodes_are_upgraded_one_by_one_and_go_back_until_it_is_final() {
     restart(&sites[0], NEW);
     settled(&sites, 3, 6);
     let problem = until(&sites, "what keeps it", || {
-        ask(&sites, NodeRequest::Finalize).err()
+        let problem = ask(&sites, NodeRequest::Finalize).err()?;
+        // On a busy machine the leader of the map may be late.
+        (!problem.contains("does not answer, or is of an older version")).then_some(problem)
     });
     for expected in [
         &format!("level {LEVEL} is not used before"),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use collie_cluster::Begin;
 use collie_cluster::testing::map::{LEVEL_OF_SPLITS, PartitionRecord};
-use collie_server::cluster::{NodeRequest, Route, Settled};
+use collie_server::cluster::{NodeRequest, Route, Settled, Walked};
 
 use super::moves::ask;
 use super::sites::{Site, bootstrap, cluster, settled, sites, until};
@@ -68,6 +68,25 @@ fn split(sites: &[Site], partitions: usize) -> Vec<PartitionRecord> {
     })
 }
 
+/// Rows in the tables of a node's replicas that are of other groups.
+fn hidden(site: &Site) -> usize {
+    let map = site.map().unwrap();
+    let (replicas, own) = site.with(|node, _| (node.node().replicas(), node.identity().node));
+    let rows = map.partitions.values().map(|partition| {
+        let member = partition.member_on(own).unwrap();
+        let replica = replicas
+            .iter()
+            .find(|replica| replica.id() == member.replica)
+            .unwrap();
+        let all = std::sync::Arc::clone(replica).partition(0..=16_383);
+        let all = all.rows_after(None).unwrap();
+        let others =
+            all.filter(|row| matches!(row, Ok(Walked::Row(row)) if !partition.slots().contains(&row.slot)));
+        others.count()
+    });
+    rows.sum()
+}
+
 #[test]
 fn partitions_are_split_while_their_rows_change() {
     let sites = cluster(3, 3, 1);
@@ -106,6 +125,9 @@ fn partitions_are_split_while_their_rows_change() {
     let found = SLOTS.map(|slot| read(&sites, slot));
     assert_eq!(found, *counted);
     settled(&sites, 3, 4);
+    until(&sites, "the removal of what went to other groups", || {
+        sites.iter().all(|site| hidden(site) == 0).then_some(())
+    });
     // All replicas of all partitions have them, from their own disks.
     sites.iter().for_each(Site::kill);
     sites.iter().for_each(|site| site.start(Begin::Start));

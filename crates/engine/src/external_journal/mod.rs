@@ -108,4 +108,13 @@ pub trait ExternalJournal: fmt::Debug + Send + Sync {
     fn flushed(&self, seq: Lsn) {
         let _ = seq;
     }
+
+    /// Whether a row may still be asked for, by its key. Merges of tables remove rows of which this says
+    /// no; they are found until then. What is not kept is never again: it is neither read nor written, also
+    /// where the store is opened again or its tables are [linked](crate::Db::links). It is called for each
+    /// row of a merge, and must neither block nor panic.
+    fn keeps(&self, key: &[u8]) -> bool {
+        let _ = key;
+        true
+    }
 }

@@ -168,7 +168,7 @@ fn start(
         Some(shared) => shared.parts().clone(),
         None => Resources::new(&of_its_own(&options))?,
     };
-    let shared = shared_by_trees(&parts, &reserve);
+    let shared = shared_by_trees(&parts, &reserve, &options.journal);
     let home = Home {
         lock,
         shared: &shared,
@@ -378,13 +378,17 @@ fn of_its_own(options: &Options) -> SharedOptions {
 }
 
 /// What a store's trees use of its parts.
-fn shared_by_trees(parts: &Resources, reserve: &StoreReserve) -> tables::TreeContext {
+fn shared_by_trees(parts: &Resources, reserve: &StoreReserve, journal: &Journal) -> tables::TreeContext {
     tables::TreeContext {
         cache: Arc::clone(&parts.cache),
         descriptors: Arc::clone(&parts.descriptors),
         scheduler: Arc::clone(&parts.scheduler),
         stop: Arc::default(),
         short: reserve.missing(),
+        journal: match journal {
+            Journal::External(journal) => Some(Arc::clone(journal)),
+            Journal::Own => None,
+        },
     }
 }
 

@@ -11,7 +11,7 @@
 //! at each opening again. So gaps are closed before the strategy is asked, which costs a change of
 //! the tree's manifest and no merge.
 
-use std::panic;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,6 +19,7 @@ use lsm_tree::compaction::filter::Context;
 use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Verdict};
 use lsm_tree::{AbstractTree, Tree};
 
+use crate::external_journal::ExternalJournal;
 use crate::tables::home::TableResult;
 use crate::tables::pace::{Pace, Pieces};
 use crate::tables::version_lock::VersionLock;
@@ -34,6 +35,8 @@ pub(super) struct DuringCompactions {
     pub(super) whole: Arc<AtomicBool>,
     pub(super) version_lock: Arc<VersionLock>,
     pub(super) pace: Arc<Pace>,
+    /// It is called by merges alone, and a panic in one ends the store's merges.
+    pub(super) journal: AssertUnwindSafe<Option<Arc<dyn ExternalJournal>>>,
 }
 
 impl Factory for DuringCompactions {
@@ -52,6 +55,7 @@ impl Factory for DuringCompactions {
             version_lock: Arc::clone(&self.version_lock),
             // Before the library creates the merge's first file.
             pieces: self.pace.pieces(),
+            journal: self.journal.clone(),
         })
     }
 }
@@ -63,6 +67,7 @@ struct DuringMerge {
     short: Option<Arc<AtomicBool>>,
     version_lock: Arc<VersionLock>,
     pieces: Pieces,
+    journal: Option<Arc<dyn ExternalJournal>>,
 }
 
 impl CompactionFilter for DuringMerge {
@@ -82,7 +87,11 @@ impl CompactionFilter for DuringMerge {
             return Err(std::io::Error::new(std::io::ErrorKind::Interrupted, why).into());
         }
         self.pieces.pass(item.key().len() + item.value()?.len());
-        Ok(Verdict::Keep)
+        Ok(match &self.journal {
+            // It leaves a tombstone: what older tables have of it does not come back.
+            Some(journal) if !journal.keeps(item.key()) => Verdict::Remove,
+            _ => Verdict::Keep,
+        })
     }
 
     /// The merge has ended. The table library holds none of its locks, goes on to write a version,

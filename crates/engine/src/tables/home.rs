@@ -9,6 +9,7 @@ use std::sync::mpsc::Sender;
 use collie_io::{Device, Scheduler};
 use lsm_tree::{AbstractTree, Cache, DescriptorTable, GlobalTableId, Tree};
 
+use crate::external_journal::ExternalJournal;
 use crate::memtable::chunks::Reclaim;
 use crate::recovery::store_lock::StoreLock;
 use crate::{Error, Result};
@@ -53,6 +54,8 @@ pub(crate) struct TreeContext {
     /// Set while the device is full and the reserve is given up: compactions that do not make room end
     /// early.
     pub(crate) short: Arc<AtomicBool>,
+    /// What says which rows merges remove, where there is such.
+    pub(crate) journal: Option<Arc<dyn ExternalJournal>>,
 }
 
 /// A family's directory. Where the family was dropped, the last user removes the directory.

@@ -119,6 +119,7 @@ impl Tables {
             whole: Arc::clone(&whole),
             version_lock: Arc::clone(&version_lock),
             pace: Arc::clone(&pace),
+            journal: AssertUnwindSafe(shared.journal.clone()),
         };
         let counter = SequenceNumberCounter::new;
         let opened = Config::new(path, counter(1), counter(1))

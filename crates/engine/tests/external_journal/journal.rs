@@ -36,6 +36,8 @@ struct State {
     asked: u64,
     /// What it was told to be flushed.
     told: Vec<u64>,
+    /// Keys that begin with this are not kept.
+    unneeded: Option<Vec<u8>>,
 }
 
 impl ExternalJournal for TestJournal {
@@ -67,6 +69,14 @@ impl ExternalJournal for TestJournal {
 
     fn flushed(&self, seq: u64) {
         self.state.lock().told.push(seq);
+    }
+
+    fn keeps(&self, key: &[u8]) -> bool {
+        let state = self.state.lock();
+        !state
+            .unneeded
+            .as_ref()
+            .is_some_and(|prefix| key.starts_with(prefix))
     }
 }
 
@@ -114,6 +124,11 @@ impl TestJournal {
     pub(crate) fn hold(&self) -> Held<'_> {
         self.state.lock().held = true;
         Held(self)
+    }
+
+    /// Keys that begin so are needed no more.
+    pub(crate) fn let_go(&self, prefix: &[u8]) {
+        self.state.lock().unneeded = Some(prefix.to_vec());
     }
 
     /// All of it is durable.

@@ -353,3 +353,37 @@ fn what_an_opening_finds_does_not_depend_on_compactions() {
         db.close().unwrap();
     }
 }
+
+#[test]
+fn rows_that_the_journal_does_not_keep_go_with_merges() {
+    let dir = common::fast_dir();
+    let path = dir.path().join("store");
+    let journal = Arc::new(TestJournal::default());
+    let db = open(&path, &journal);
+    for n in 0..2_000_u64 {
+        let key = format!("{}{n:05}", if n % 2 == 0 { "old" } else { "new" });
+        journal
+            .apply(&db, FIRST + n, put(&key, &"v".repeat(200)))
+            .unwrap();
+    }
+    db.compact().unwrap();
+    let bytes = || {
+        db.stats()
+            .families
+            .values()
+            .map(|family| family.table_bytes)
+            .sum::<u64>()
+    };
+    let before = bytes();
+    journal.let_go(b"old");
+    assert_eq!(content(&db).len(), 2_000, "they are there until a merge");
+    db.compact().unwrap();
+    let rows = content(&db);
+    assert!(rows.keys().all(|key| key.starts_with(b"new")), "{}", rows.len());
+    assert_eq!(rows.len(), 1_000);
+    assert!(bytes() < before * 6 / 10, "{} of {before}", bytes());
+    // They stay away, also above what came of them.
+    drop(db);
+    let db = open(&path, &journal);
+    assert_eq!(content(&db).len(), 1_000);
+}

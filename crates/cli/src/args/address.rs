@@ -26,6 +26,14 @@ impl Address {
         }
     }
 
+    /// The host, if it is named.
+    pub(crate) fn host(&self) -> Option<&str> {
+        match self {
+            Self::At(_) => None,
+            Self::Named { host, .. } => Some(host),
+        }
+    }
+
     /// The address that it stands for now. Of a host with several it is the first of IPv4, or else the
     /// first. Blocks while the system looks a name up.
     pub(crate) fn resolve(&self) -> Result<SocketAddr, String> {
@@ -76,24 +84,6 @@ impl fmt::Display for Address {
     }
 }
 
-/// An address, and the name of the host that it was found by.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Named {
-    pub(crate) at: SocketAddr,
-    pub(crate) host: Option<String>,
-}
-
-/// Reads an address on the command line, and looks its host up, whose name it keeps.
-pub(crate) fn named(text: &str) -> Result<Named, String> {
-    let address = text.parse::<Address>()?;
-    let at = address.resolve()?;
-    let host = match address {
-        Address::At(_) => None,
-        Address::Named { host, .. } => Some(host),
-    };
-    Ok(Named { at, host })
-}
-
 /// Reads an address on the command line, and looks its host up.
 pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse::<Address>()?.resolve()
@@ -138,8 +128,9 @@ mod tests {
         let addr = address("localhost:6380").unwrap();
         assert!(addr.ip().is_loopback() && addr.port() == 6380, "{addr}");
         assert_eq!(address("[::1]:7").unwrap().to_string(), "[::1]:7");
-        assert_eq!(named("localhost:7").unwrap().host.unwrap(), "localhost");
-        assert_eq!(named("127.0.0.1:7").unwrap().host, None);
+        let host = |text: &str| text.parse::<Address>().unwrap().host().map(str::to_owned);
+        assert_eq!(host("localhost:7").unwrap(), "localhost");
+        assert_eq!(host("127.0.0.1:7"), None);
         let error = address("nobody.invalid:1").unwrap_err();
         assert!(error.contains("found nobody.invalid"), "{error}");
     }

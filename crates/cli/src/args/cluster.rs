@@ -133,7 +133,7 @@ pub(crate) struct UpArgs {
     pub(crate) port: Option<u16>,
     /// How long the log of each node that is started now may become: see `collie node --log-limit`.
     #[arg(long, value_name = "BYTES", value_parser = log_limit)]
-    pub(crate) log_limit: Option<u64>,
+    pub(crate) log_limit: Option<i64>,
 }
 
 #[derive(Debug, clap::Args)]

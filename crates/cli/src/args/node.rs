@@ -1,42 +1,44 @@
 //! `collie node`.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
 use collie_cluster::Layout;
+use serde::{Deserialize, Serialize};
 
-use super::address::{Named, address, named};
+use super::address::Address;
 use super::serve::{ServingArgs, size};
 use super::tls::TlsArgs;
 
-/// A node of a cluster. It runs until SIGTERM, SIGINT or SHUTDOWN.
-#[derive(Debug, clap::Args)]
+/// A node of a cluster. It runs until SIGTERM, SIGINT or SHUTDOWN. Settings given here override the configuration file,
+/// which overrides the defaults; --dir, --listen and --peer have none.
+#[derive(Debug, Clone, clap::Args)]
 #[command(group(clap::ArgGroup::new("how").args(["bootstrap", "join"])))]
 pub(crate) struct NodeArgs {
     /// The node's directory: who it is, and the first data disk unless --data says otherwise. Created
     /// if it does not exist.
     #[arg(long)]
-    pub(crate) dir: PathBuf,
+    pub(crate) dir: Option<PathBuf>,
     /// A directory on a disk for logs and data; once for each disk. Default: the node's directory.
     /// They stay what they were when the node was made.
     #[arg(long, value_name = "DISK")]
     pub(crate) data: Vec<PathBuf>,
     /// Where to listen for clients. Here and below, ADDR is an IP address or the name of a host, which
     /// is looked up once, at the start.
-    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
-    pub(crate) listen: SocketAddr,
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) listen: Option<Address>,
     /// Where other nodes send clients, if that is not --listen: to the name of a host, where one is given.
-    #[arg(long, value_name = "ADDR:PORT", value_parser = named)]
-    pub(crate) advertise_client: Option<Named>,
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) advertise_client: Option<Address>,
     /// Where to listen for the other nodes. Off loopback it needs certificates.
-    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
-    pub(crate) peer: SocketAddr,
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) peer: Option<Address>,
     /// Where the other nodes reach it, if that is not --peer. A node may be started with other addresses than before:
     /// it tells the others.
-    #[arg(long, value_name = "ADDR:PORT", value_parser = address)]
-    pub(crate) advertise_peer: Option<SocketAddr>,
-    /// Make a new cluster, of which this is the first node.
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) advertise_peer: Option<Address>,
+    /// Make a new cluster, of which this is the first node. No configuration file has it: it is for the first start
+    /// alone.
     #[arg(long)]
     pub(crate) bootstrap: bool,
     /// With --bootstrap: how many nodes have each partition: 1, 3 or 5. Keys are served once as many
@@ -48,36 +50,36 @@ pub(crate) struct NodeArgs {
     pub(crate) partitions: u16,
     /// Join the cluster of these nodes: their addresses for other nodes. A node that has joined finds the others there
     /// if all of them have other addresses than before.
-    #[arg(long, value_name = "ADDR:PORT", value_delimiter = ',', value_parser = address)]
-    pub(crate) join: Vec<SocketAddr>,
+    #[arg(long, value_name = "ADDR:PORT", value_delimiter = ',')]
+    pub(crate) join: Vec<Address>,
     /// The CA of the cluster's nodes, this node's certificate and its private key, in PEM, as `collie
     /// cluster ca` makes them: nodes speak to each other by TLS then, and a node without a certificate
     /// of the same CA is turned away. SIGHUP reads them anew.
-    #[arg(long, value_name = "FILE", requires_all = ["peer_cert", "peer_key"])]
+    #[arg(long, value_name = "FILE")]
     pub(crate) peer_ca: Option<PathBuf>,
     /// See --peer-ca.
-    #[arg(long, value_name = "FILE", requires = "peer_ca")]
+    #[arg(long, value_name = "FILE")]
     pub(crate) peer_cert: Option<PathBuf>,
     /// See --peer-ca.
-    #[arg(long, value_name = "FILE", requires = "peer_ca")]
+    #[arg(long, value_name = "FILE")]
     pub(crate) peer_key: Option<PathBuf>,
-    /// Which logs there are: one per disk, one for all disks, or one for each partition. Another one than the last time
-    /// has all logs moved; the same one keeps what `collie cluster layout` said.
-    #[arg(long, value_enum, default_value_t = LogLayout::PerDisk)]
-    pub(crate) layout: LogLayout,
+    /// Which logs there are: one per disk (the default), one for all disks, or one for each partition. Another one than
+    /// the last time has all logs moved; the same one keeps what `collie cluster layout` said.
+    #[arg(long, value_enum)]
+    pub(crate) layout: Option<LogLayout>,
     /// How long the log of each data disk may become, as in 512mb or 10gb; at least 64mb. With the layout
     /// `private`, all logs of a disk together, and each has at least 32mb. Default: an eighth of the disk,
     /// from 64mb to 2gb.
     #[arg(long, value_name = "BYTES", value_parser = log_limit)]
-    pub(crate) log_limit: Option<u64>,
+    pub(crate) log_limit: Option<i64>,
     /// The replicas of a node that has not answered for so many seconds move to others that can take them. All
-    /// nodes should be started with the same.
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u32).range(10..))]
-    pub(crate) replace_after: u32,
+    /// nodes should be started with the same. At least 10; default: 300.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(i64::from(REPLACE_AFTER_LEAST)..))]
+    pub(crate) replace_after: Option<u32>,
     /// How many bytes of tables the node sends to others in a second, where replicas move or lack more than the log
-    /// has, as in 100mb; 0: as many as there are.
-    #[arg(long, value_name = "BYTES", default_value = "100mb", value_parser = rate)]
-    pub(crate) transfer_rate: u64,
+    /// has, as in 100mb, the default; 0: as many as there are.
+    #[arg(long, value_name = "BYTES", value_parser = rate)]
+    pub(crate) transfer_rate: Option<i64>,
     /// Nodes of one zone may fail together, as those of a rack: replicas of a partition are in different zones, where
     /// there are so many. Default: a zone of its own.
     #[arg(long, value_name = "NAME")]
@@ -88,23 +90,28 @@ pub(crate) struct NodeArgs {
     pub(crate) serving: ServingArgs,
 }
 
-/// The least limit of a node's log.
-const LOG_LIMIT_MIN: u64 = 64 << 20;
+/// The least limit of a node's log, in bytes.
+pub(crate) const LOG_LIMIT_LEAST: i64 = 64 << 20;
+/// The shortest time after which replicas move, in seconds.
+pub(crate) const REPLACE_AFTER_LEAST: u32 = 10;
 
-pub(super) fn log_limit(text: &str) -> Result<u64, String> {
-    let bytes = u64::try_from(size(text)?).unwrap_or(0);
-    match bytes {
-        LOG_LIMIT_MIN.. => Ok(bytes),
+pub(super) fn log_limit(text: &str) -> Result<i64, String> {
+    match size(text)? {
+        bytes @ LOG_LIMIT_LEAST.. => Ok(bytes),
         _ => Err("expected at least 64mb: the largest entry has 8mb".to_owned()),
     }
 }
 
-fn rate(text: &str) -> Result<u64, String> {
-    u64::try_from(size(text)?).map_err(|_| "expected no less than 0".to_owned())
+fn rate(text: &str) -> Result<i64, String> {
+    match size(text)? {
+        bytes @ 0.. => Ok(bytes),
+        _ => Err("expected no less than 0".to_owned()),
+    }
 }
 
 /// Which logs a node has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum LogLayout {
     /// One for each data disk: one sync makes the commits of all partitions on it durable.
     PerDisk,

@@ -13,12 +13,6 @@ pub(crate) struct ServeArgs {
     /// The store's directory; created if it does not exist.
     #[arg(long, required_unless_present = "config")]
     pub(crate) dir: Option<PathBuf>,
-    /// Read settings from this file, in TOML; packaging/collie.toml describes them all.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: Option<PathBuf>,
-    /// Print the settings that would be in force, without passwords, and exit.
-    #[arg(long)]
-    pub(crate) check_config: bool,
     /// Where to listen; port 0 takes a free one. By default 127.0.0.1:6380. Here and below, ADDR is an
     /// IP address or the name of a host.
     #[arg(long, value_name = "ADDR:PORT")]
@@ -68,6 +62,13 @@ pub(crate) struct ServeArgs {
 // What a server has in common with a node.
 #[derive(Debug, Default, Clone, clap::Args)]
 pub(crate) struct ServingArgs {
+    /// Read settings from this file, in TOML; packaging/collie.toml describes them all, and for a node of a
+    /// cluster packaging/collie-node.toml.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Print the settings that would be in force, without passwords, and exit.
+    #[arg(long)]
+    pub(crate) check_config: bool,
     /// Threads that serve clients; default: 0, one per core.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=1024))]
     pub(crate) threads: Option<u16>,

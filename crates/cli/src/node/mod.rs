@@ -1,29 +1,31 @@
 //! `collie node`.
 
-use std::path::Path;
+mod clients;
+mod config;
+
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use collie_cli::Outcome;
 use collie_cluster::{
-    Begin, ClusterNode, ClusterOptions, NodeLogOptions, NodeStoreOptions, PlainTcp, TlsFiles, TlsTcp,
+    Begin, ClusterNode, ClusterOptions, NodeLogOptions, NodeStoreOptions, PlainTcp, TlsTcp,
 };
 use collie_db::{Options, Shared, SharedOptions};
 use collie_io::{RealClock, RealDevice};
 use collie_log::{LogOptions, LogSet, LogSetOptions, RingMode};
-use collie_server::{Addresses, Server, ServerConfig, Verbosity, ignore_hangup, termination};
+use collie_server::{Addresses, Server, ServerConfig, termination};
 use rustix::thread::disable_transparent_huge_pages;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::{Address, LogLayout, NodeArgs, ServeArgs, ServingArgs};
-use crate::serve::{Effective, LogFormat, Reload, announce, serve_until, start_diagnostics};
+use crate::args::{LogLayout, NodeArgs};
+use crate::serve::{Effective, Reload, announce, ended, prepare, serve_until, show};
+use config::{COMMAND_BYTES, NodeConfig, NodeSettings, Places, begin};
 
 /// The ring of the node's own store, and a segment of its log: it holds little.
 const OWN_BYTES: usize = 1 << 20;
-/// The server's limits follow from a ring of this size: the effects of a command are below 8 MiB.
-const COMMAND_BYTES: usize = 16 << 20;
 /// Small logs, of which there is one for each partition. Half the ring takes the largest entry.
 const SMALL_RING_BYTES: usize = COMMAND_BYTES;
 const SMALL_SEGMENT_BYTES: u64 = 4 << 20;
@@ -34,74 +36,50 @@ pub(crate) fn run(args: &NodeArgs) -> anyhow::Result<Outcome> {
     // openraft keeps buffers of 1.8 MB ready for each group, and touches little of them. In huge pages a replica takes
     // 2.5 MB, and else 0.3 MB. An error: the kernel has none.
     _ = disable_transparent_huge_pages(true);
-    let serving = serving(args);
-    let effective = Effective::read(&serving)?;
-    ignore_hangup().context("SIGHUP cannot be ignored")?;
-    let settings = &effective.config.diagnostics;
-    let format = settings.log_format;
-    let diagnostics = start_diagnostics(&settings.log_level, format)?;
-    for warning in &effective.warnings {
-        tracing::warn!("{warning}");
+    let effective = Effective::<NodeConfig>::read(args)?;
+    if args.serving.check_config {
+        network(&effective.settings.node)?;
+        return show(&effective);
     }
-    let mut config = ServerConfig {
-        verbosity: Some(Arc::clone(&diagnostics) as Arc<dyn Verbosity>),
-        ring_bytes: COMMAND_BYTES,
-        ..effective.server()
-    };
-    config.limits.bulk_len_max = config.value_len_max();
-    let reload = Reload {
-        args: serving,
-        effective,
-        diagnostics,
-    };
-    let served = serve(args, config, format, reload);
-    match (served, format) {
-        // A program that reads JSON objects finds the error among them.
-        (Err(error), LogFormat::Json) => {
-            tracing::error!("{error:#}");
-            Ok(Outcome::Bad)
-        }
-        (served, _) => served,
-    }
+    let (settings, dir) = (effective.settings.node.clone(), effective.dir.clone());
+    let (config, reload) = prepare(args, effective)?;
+    let format = reload.format();
+    let listen = config.tls.as_ref().map_or(config.listen, |tls| tls.listen);
+    let served = settings.places(listen).and_then(|places| {
+        let start = Start {
+            begin: begin(args, &places),
+            settings,
+            places,
+            dir,
+        };
+        serve(start, config, reload)
+    });
+    ended(served, format)
 }
 
-/// openraft logs each of its steps. Its errors are returned, and logged by this program.
-const FILTER: &str = "info,openraft=error";
-
-/// What a node has in common with a server of its own.
-fn serving(args: &NodeArgs) -> ServeArgs {
-    let is_tls = args.tls.tls_cert_file.is_some() || args.tls.tls_key_file.is_some();
-    ServeArgs {
-        dir: Some(args.dir.clone()),
-        listen: Some(Address::At(args.listen)),
-        // Other nodes send clients to one address, so that there is one kind of connection.
-        tls_listen: is_tls.then_some(Address::At(args.listen)),
-        tls_only: is_tls,
-        tls: args.tls.clone(),
-        serving: ServingArgs {
-            log_level: args.serving.log_level.clone().or_else(|| FILTER.parse().ok()),
-            ..args.serving.clone()
-        },
-        ..ServeArgs::default()
-    }
+/// What a node is started with.
+struct Start {
+    dir: PathBuf,
+    settings: NodeSettings,
+    places: Places,
+    begin: Begin,
 }
 
 /// Starts the node, waits until it is in the map, and serves until shutdown, or until a log fails.
-fn serve(
-    args: &NodeArgs,
-    config: ServerConfig,
-    format: LogFormat,
-    reload: Reload,
-) -> anyhow::Result<Outcome> {
+fn serve(start: Start, config: ServerConfig, reload: Reload<NodeConfig>) -> anyhow::Result<Outcome> {
     // Before the node is made: a refused start leaves nothing behind.
     let addresses = Addresses::take(config)?;
     let runtime = runtime()?;
-    let dir = args.dir.display();
+    let format = reload.format();
+    let (dir, peer) = (start.dir.clone(), start.places.peer);
+    let dir = dir.display();
     announce(
         format,
         format_args!("collie {} · node in {dir}", env!("CARGO_PKG_VERSION")),
     );
-    if let [first, ..] = &args.join[..] {
+    if let Begin::Join(nodes) = &start.begin
+        && let [first, ..] = &nodes[..]
+    {
         announce(
             format,
             format_args!("asks {first} to join, unless it is a node already"),
@@ -113,7 +91,7 @@ fn serve(
         tokio::select! {
             biased;
             () = &mut terminated => Ok(None),
-            started = start(args) => {
+            started = start.run() => {
                 started.map(Some).with_context(|| format!("cannot start the node in {dir}"))
             }
         }
@@ -129,10 +107,10 @@ fn serve(
             "node {} of cluster {}, for other nodes at {}",
             identity.node,
             hex(&identity.cluster),
-            args.peer
+            peer
         ),
     );
-    let ended = clients(&node, addresses, format, reload, terminated);
+    let ended = clients(&node, addresses, reload, terminated);
     let closed = runtime
         .block_on(node.close())
         .context("the node was not closed in order; what it acknowledged is safe");
@@ -144,19 +122,22 @@ fn serve(
     Ok(Outcome::Good)
 }
 
-async fn start(args: &NodeArgs) -> anyhow::Result<ClusterNode> {
-    let options = options(args)?;
-    let (Some(ca), Some(certificate), Some(key)) = (&args.peer_ca, &args.peer_cert, &args.peer_key) else {
-        return Ok(ClusterNode::start(PlainTcp, options, begin(args)).await?);
-    };
-    let files = TlsFiles {
-        ca: ca.clone(),
-        certificate: certificate.clone(),
-        key: key.clone(),
-    };
-    let network = TlsTcp::new(files, Arc::new(RealDevice::new()), Arc::new(RealClock))?;
-    tokio::spawn(reload(network.clone()));
-    Ok(ClusterNode::start(network, options, begin(args)).await?)
+impl Start {
+    async fn run(self) -> anyhow::Result<ClusterNode> {
+        let options = options(&self)?;
+        let Some(network) = network(&self.settings)? else {
+            return Ok(ClusterNode::start(PlainTcp, options, self.begin).await?);
+        };
+        tokio::spawn(reload(network.clone()));
+        Ok(ClusterNode::start(network, options, self.begin).await?)
+    }
+}
+
+/// The network that is secured by TLS, if its files are named.
+fn network(settings: &NodeSettings) -> anyhow::Result<Option<TlsTcp>> {
+    let files = settings.peer_files()?;
+    let secured = |files| TlsTcp::new(files, Arc::new(RealDevice::new()), Arc::new(RealClock));
+    Ok(files.map(secured).transpose()?)
 }
 
 /// Reads the certificates anew at each SIGHUP.
@@ -182,8 +163,7 @@ async fn reload(network: TlsTcp) {
 fn clients(
     node: &ClusterNode,
     addresses: Addresses,
-    format: LogFormat,
-    reload: Reload,
+    reload: Reload<NodeConfig>,
     terminated: impl Future<Output = ()>,
 ) -> anyhow::Result<bool> {
     let addresses = addresses.in_cluster(node.cluster(), node.clock());
@@ -196,7 +176,7 @@ fn clients(
             () = terminated => {}
         }
     };
-    serve_until(ended, server, format, reload, "")?;
+    serve_until(ended, server, reload, "")?;
     match failed {
         None => Ok(true),
         Some(error) => Err(error).context("a log of the node has failed, so that it can write no more"),
@@ -209,22 +189,6 @@ fn runtime() -> anyhow::Result<Runtime> {
         .enable_all()
         .build()
         .context("cannot start the node's threads")
-}
-
-fn begin(args: &NodeArgs) -> Begin {
-    if args.bootstrap {
-        // The command line takes no other numbers.
-        let replicas = args.replicas.parse().unwrap_or(3);
-        return Begin::Bootstrap {
-            replicas,
-            partitions: args.partitions,
-            voters: replicas,
-        };
-    }
-    match &args.join[..] {
-        [] => Begin::Start,
-        peers => Begin::Join(peers.to_vec()),
-    }
 }
 
 /// How a node's own store is opened.
@@ -244,26 +208,26 @@ pub(crate) fn is_node(dir: &Path) -> anyhow::Result<bool> {
     Ok(collie_cluster::is_node(dir, own_options())?)
 }
 
-fn options(args: &NodeArgs) -> anyhow::Result<ClusterOptions> {
+fn options(start: &Start) -> anyhow::Result<ClusterOptions> {
+    let Start {
+        dir,
+        settings,
+        places,
+        ..
+    } = start;
     let shared = Shared::new(SharedOptions::default()).context("cannot start the threads of the stores")?;
-    let set = match args.layout {
+    let set = match settings.layout {
         LogLayout::Private => Some(LogSet::new(LogSetOptions::default())),
         LogLayout::PerDisk | LogLayout::Shared => None,
     };
     let set = set.transpose().context("cannot start the threads of the logs")?;
-    let mut options = ClusterOptions::new(
-        args.dir.clone(),
-        args.advertise_peer.unwrap_or(args.peer),
-        args.advertise_client
-            .as_ref()
-            .map_or(args.listen, |named| named.at),
-    );
-    options.listen = args.peer;
-    options.replace_after = Duration::from_secs(args.replace_after.into());
-    options.transfer_rate = args.transfer_rate;
-    options.zone = args.zone.clone().unwrap_or_default();
-    let named = args.advertise_client.as_ref();
-    options.client_host = named.and_then(|named| named.host.clone()).unwrap_or_default();
+    let mut options = ClusterOptions::new(dir.clone(), places.advertise_peer, places.advertise_client);
+    options.listen = places.peer;
+    options.replace_after = Duration::from_secs(settings.replace_after.0.unsigned_abs());
+    options.transfer_rate = settings.transfer_rate.0.unsigned_abs();
+    options.zone = settings.zone.clone().unwrap_or_default();
+    options.client_host.clone_from(&places.client_host);
+    let log_limit = settings.log_limit.map(|limit| limit.0.unsigned_abs());
     // It holds little: it needs no threads beside those that are there.
     options.own = Options {
         shared: Some(shared.clone()),
@@ -271,15 +235,15 @@ fn options(args: &NodeArgs) -> anyhow::Result<ClusterOptions> {
         ..own_options()
     };
     options.store = NodeStoreOptions {
-        disks: args.data.clone(),
-        layout: collie_cluster::Layout::from(args.layout).into(),
+        disks: settings.data.clone(),
+        layout: collie_cluster::Layout::from(settings.layout).into(),
         shared: NodeLogOptions {
             log: LogOptions {
                 // Entries are answered for once they are on disk: a ring that survives the process gains nothing.
                 ring: RingMode::Private,
                 ..LogOptions::default()
             },
-            log_limit: args.log_limit,
+            log_limit,
             ..NodeLogOptions::default()
         },
         private: NodeLogOptions {
@@ -290,7 +254,7 @@ fn options(args: &NodeArgs) -> anyhow::Result<ClusterOptions> {
                 reserve_bytes: Some(0),
                 ..LogOptions::default()
             },
-            log_limit: args.log_limit,
+            log_limit,
             cache_bytes: SMALL_CACHE_BYTES,
             ..NodeLogOptions::default()
         },

@@ -1,35 +1,51 @@
-//! The configuration of `collie serve`: defaults, overridden by the file, overridden by the command
-//! line.
+//! The configuration of a server: defaults, overridden by the file, overridden by the command line.
 //!
 //! The file is TOML. Every setting has the name of its command-line flag or of its `CONFIG SET`
 //! parameter; unknown names are refused, so that a misspelt limit is not silently ignored.
-//! `packaging/collie.toml` describes all of it.
+//! `packaging/collie.toml` describes all of that of `collie serve`.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{Context, anyhow, ensure};
 use collie_db::Options;
-use collie_io::{Device, OpenMode, RealDevice};
 use collie_server::ServerConfig;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::file::{read_password, read_settings};
+use super::limits::{Diagnostics, Limits};
 use super::listening::{Endpoints, Listening};
-use super::logging::{Filter, LogFormat};
 use super::store::{RingBytes, Store};
-use super::values::{Bytes, Number, seconds};
-use crate::args::{Address, ServeArgs};
+use super::values::{Bytes, Number, signed};
+use crate::args::{Address, ServeArgs, ServingArgs};
 
-/// The longest configuration file that is read, in bytes.
-const CONFIG_FILE_MAX: usize = 1 << 20;
-/// The longest password file that is read, in bytes.
-const PASSWORD_FILE_MAX: usize = 4096;
-/// The permission bit that lets every user read.
-const WORLD_READABLE: u32 = 0o004;
-const MIB: i64 = 1 << 20;
+/// The settings of a command that serves clients, as its file has them.
+pub(crate) trait Settings:
+    Clone + Default + fmt::Debug + Serialize + DeserializeOwned + Send + 'static
+{
+    /// Its command line.
+    type Args: Clone + fmt::Debug + Send + 'static;
 
-/// All settings.
+    /// What of the command line all such commands have.
+    fn serving(args: &Self::Args) -> &ServingArgs;
+
+    /// The section `[server]`.
+    fn server(&self) -> &Listening;
+
+    /// Overrides the file's settings by those of the command line.
+    fn override_by(&mut self, args: &Self::Args);
+
+    /// What its server is configured by. An error names `file`, if there is one.
+    fn config(&self, file: Option<&Path>) -> anyhow::Result<Config>;
+
+    /// These settings, with those values in which `completed` goes beyond them.
+    fn completed(&self, completed: Config) -> Self;
+}
+
+/// All settings of `collie serve`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Config {
@@ -39,65 +55,12 @@ pub(crate) struct Config {
     pub(crate) diagnostics: Diagnostics,
 }
 
-/// `[limits]`, by the names of `CONFIG SET`
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Limits {
-    maxclients: Number<1, { u32::MAX as i64 }>,
-    timeout: Number<0, { i32::MAX as i64 }>,
-    authentication_timeout: Number<0, { i32::MAX as i64 }>,
-    tcp_keepalive: Number<0, { i32::MAX as i64 }>,
-    proto_max_bulk_len: Option<Bytes<1024, { i64::MAX }>>,
-    client_query_buffer_limit: Bytes<MIB, { i64::MAX }>,
-    client_output_buffer_limit: Bytes<0, { i64::MAX }>,
-    maxmemory_clients: Bytes<MIB, { i64::MAX }>,
-}
-
-/// `[diagnostics]`
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Diagnostics {
-    pub(crate) log_level: Filter,
-    pub(crate) log_format: LogFormat,
-    slowlog_log_slower_than: Number<-1, { i64::MAX }>,
-    slowlog_max_len: Number<0, 100_000>,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        let config = ServerConfig::default();
-        Self {
-            maxclients: Number(signed(config.clients_max)),
-            timeout: Number(seconds(config.idle_timeout)),
-            authentication_timeout: Number(seconds(config.authentication_timeout)),
-            tcp_keepalive: Number(config.tcp_keepalive_s.into()),
-            proto_max_bulk_len: None,
-            client_query_buffer_limit: Bytes(signed(config.limits.request_len_max)),
-            client_output_buffer_limit: Bytes(signed(config.output_bytes_max)),
-            maxmemory_clients: Bytes(signed(config.in_flight_bytes_max)),
-        }
-    }
-}
-
-impl Default for Diagnostics {
-    fn default() -> Self {
-        let config = ServerConfig::default();
-        Self {
-            log_level: Filter::default(),
-            log_format: LogFormat::Text,
-            slowlog_log_slower_than: Number(config.slow_us),
-            slowlog_max_len: Number(signed(config.slow_log_len_max)),
-        }
-    }
-}
-
-fn signed(size: usize) -> i64 {
-    i64::try_from(size).unwrap_or(i64::MAX)
-}
-
 /// The configuration in force, with warnings about its sources.
 #[derive(Debug)]
-pub(crate) struct Effective {
+pub(crate) struct Effective<S> {
+    /// As the file and the command line have it.
+    pub(crate) settings: S,
+    /// What the server is configured by.
     pub(crate) config: Config,
     pub(crate) dir: PathBuf,
     endpoints: Endpoints,
@@ -108,32 +71,35 @@ pub(crate) struct Effective {
     pub(crate) warnings: Vec<String>,
 }
 
-impl Effective {
+impl<S: Settings> Effective<S> {
     /// Reads the file, if there is one, overrides it by the command line, and reads the password.
-    pub(crate) fn read(args: &ServeArgs) -> anyhow::Result<Self> {
+    pub(crate) fn read(args: &S::Args) -> anyhow::Result<Self> {
         Self::read_for(args, None)
     }
 
     /// As [`read`](Self::read), for a server that runs with this configuration: it has its ring, and
     /// listens.
-    pub(super) fn read_anew(&self, args: &ServeArgs) -> anyhow::Result<Self> {
+    pub(super) fn read_anew(&self, args: &S::Args) -> anyhow::Result<Self> {
         Self::read_for(args, Some(self))
     }
 
-    fn read_for(args: &ServeArgs, running: Option<&Self>) -> anyhow::Result<Self> {
+    fn read_for(args: &S::Args, running: Option<&Self>) -> anyhow::Result<Self> {
         let mut warnings = Vec::new();
-        let mut config = match &args.config {
-            Some(path) => read_file(path, &mut warnings)?,
-            None => Config::default(),
+        let file = S::serving(args).config.as_deref();
+        let has_password = |settings: &S| settings.server().requirepass.is_some();
+        let mut settings = match file {
+            Some(path) => read_settings(path, has_password, &mut warnings)?,
+            None => S::default(),
         };
-        config.override_by(args);
+        settings.override_by(args);
+        let config = settings.config(file)?;
         let server = &config.server;
         server.check()?;
         let password = match (&server.password_file, &server.requirepass) {
             (Some(path), _) => Some(read_password(path, &mut warnings)?),
             (None, secret) => secret.as_ref().map(|secret| secret.0.clone()),
         };
-        let dir = config.store.dir.clone().ok_or_else(|| match &args.config {
+        let dir = config.store.dir.clone().ok_or_else(|| match file {
             Some(path) => anyhow!(
                 "{} names no store: give `dir` in its section [store], or --dir",
                 path.display()
@@ -149,12 +115,13 @@ impl Effective {
         };
         config.store.warn(&mut warnings);
         let effective = Self {
+            settings,
             config,
             dir,
             endpoints,
             ring_bytes,
             password,
-            file: args.config.clone(),
+            file: file.map(Path::to_path_buf),
             warnings,
         };
         effective.check()?;
@@ -274,7 +241,7 @@ impl Effective {
     pub(super) fn fixed(&self) -> anyhow::Result<BTreeMap<String, String>> {
         let mut changeable = vec!["log-level", "password-file"];
         changeable.extend(self.parameters().into_iter().map(|(name, _)| name));
-        let sections = toml::Table::try_from(&self.config).context("the configuration cannot be shown")?;
+        let sections = toml::Table::try_from(&self.settings).context("the configuration cannot be shown")?;
         let mut fixed = BTreeMap::new();
         for (section, settings) in &sections {
             for (name, value) in settings.as_table().into_iter().flatten() {
@@ -291,8 +258,9 @@ impl Effective {
         let mut config = self.config.clone();
         config.store.ring_bytes = Some(RingBytes(Bytes(signed(self.ring_bytes))));
         config.limits.proto_max_bulk_len = Some(Bytes(signed(self.server().limits.bulk_len_max)));
-        let text = toml::to_string(&config).context("the configuration cannot be shown")?;
-        let masked = if config.server.requirepass.is_some() {
+        let shown = self.settings.completed(config);
+        let text = toml::to_string(&shown).context("the configuration cannot be shown")?;
+        let masked = if shown.server().requirepass.is_some() {
             "# requirepass is set, and not shown.\n\n"
         } else {
             ""
@@ -301,7 +269,17 @@ impl Effective {
     }
 }
 
-impl Config {
+impl Settings for Config {
+    type Args = ServeArgs;
+
+    fn serving(args: &ServeArgs) -> &ServingArgs {
+        &args.serving
+    }
+
+    fn server(&self) -> &Listening {
+        &self.server
+    }
+
     fn override_by(&mut self, args: &ServeArgs) {
         let Self {
             store,
@@ -326,91 +304,16 @@ impl Config {
             store.wal_size_limit = Bytes(limit);
         }
         server.override_by(args);
-        if let Some(filter) = &args.serving.log_level {
-            diagnostics.log_level = filter.clone();
-        }
-        if let Some(format) = args.serving.log_format {
-            diagnostics.log_format = format;
-        }
+        diagnostics.override_by(&args.serving);
     }
-}
 
-fn read_file(path: &Path, warnings: &mut Vec<String>) -> anyhow::Result<Config> {
-    let (text, mode) = read_text(path, CONFIG_FILE_MAX)
-        .with_context(|| format!("cannot read the configuration from {}", path.display()))?;
-    let config = parse(&text).map_err(|problem| anyhow!("{}, {problem}", path.display()))?;
-    if config.server.requirepass.is_some() && mode & WORLD_READABLE != 0 {
-        warnings.push(format!(
-            "{} contains a password and every user can read it (mode {mode:04o}): chmod 0640 or stricter, or use \
-             password-file",
-            path.display()
-        ));
+    fn config(&self, _file: Option<&Path>) -> anyhow::Result<Config> {
+        Ok(self.clone())
     }
-    Ok(config)
-}
 
-/// Parses a configuration. The error names line, section and key, and shows only the wrong value.
-fn parse(text: &str) -> Result<Config, String> {
-    toml::from_str(text).map_err(|error| {
-        let message = error.message().trim_end();
-        let Some(span) = error.span() else {
-            return message.to_owned();
-        };
-        let before = text.get(..span.start).unwrap_or(text);
-        let line = before.matches('\n').count() + 1;
-        let key = |text: &str| -> String {
-            let is_key = |c: &char| c.is_ascii_alphanumeric() || "-_".contains(*c);
-            text.trim_start().chars().take_while(is_key).collect()
-        };
-        let section = before
-            .lines()
-            .rev()
-            .find_map(|line| line.trim_start().strip_prefix('['))
-            .map(key)
-            .unwrap_or_default();
-        let key = key(text.lines().nth(line - 1).unwrap_or_default());
-        match (section.as_str(), key.as_str()) {
-            ("", "") => format!("line {line}: {message}"),
-            ("", name) | (name, "") => format!("line {line}, {name}: {message}"),
-            (section, key) => format!("line {line}, {section}.{key}: {message}"),
-        }
-    })
-}
-
-/// The first line of a file that only its owner should be able to read.
-pub(crate) fn read_password(path: &Path, warnings: &mut Vec<String>) -> anyhow::Result<String> {
-    let (text, mode) = read_text(path, PASSWORD_FILE_MAX)
-        .with_context(|| format!("cannot read the password from {}", path.display()))?;
-    if mode & WORLD_READABLE != 0 {
-        warnings.push(format!(
-            "every user can read the password in {} (mode {mode:04o}): chmod 0600 or 0640",
-            path.display()
-        ));
+    fn completed(&self, completed: Config) -> Self {
+        completed
     }
-    match text.lines().next() {
-        Some(line) if !line.is_empty() => Ok(line.to_owned()),
-        _ => bail!(
-            "{} begins with an empty line, not with a password",
-            path.display()
-        ),
-    }
-}
-
-/// A file's text and its permission bits.
-fn read_text(path: &Path, len_max: usize) -> anyhow::Result<(String, u32)> {
-    let file = RealDevice::new().open(path, OpenMode::Read)?;
-    let mut buffer = vec![0; len_max + 1];
-    let mut len = 0;
-    loop {
-        match file.read_at(buffer.get_mut(len..).unwrap_or_default(), len as u64)? {
-            0 => break,
-            n => len += n,
-        }
-    }
-    ensure!(len <= len_max, "it is longer than {len_max} bytes");
-    buffer.truncate(len);
-    let text = String::from_utf8(buffer).context("it is not UTF-8")?;
-    Ok((text, file.stat()?.mode))
 }
 
 #[cfg(test)]
@@ -418,50 +321,19 @@ mod tests {
     use std::net::SocketAddr;
 
     use super::*;
+    use crate::serve::file::{self, examples};
 
     const EXAMPLE: &str = include_str!("../../../../packaging/collie.toml");
 
-    /// The example, with its commented-out defaults enabled.
-    fn uncommented() -> String {
-        let shows_a_default = |line: &str| line.starts_with(|c: char| c.is_ascii_lowercase());
-        EXAMPLE
-            .lines()
-            .map(|line| match line.strip_prefix('#') {
-                Some(rest) if shows_a_default(rest) => format!("{rest}\n"),
-                _ => format!("{line}\n"),
-            })
-            .collect()
+    fn parse(text: &str) -> Result<Config, String> {
+        file::parse(text)
     }
 
     #[test]
     fn the_example_shows_every_setting_with_its_default() {
         let mut expected = Config::default();
         expected.store.dir = Some(PathBuf::from("/var/lib/collie"));
-        assert_eq!(parse(EXAMPLE).unwrap(), expected);
-        assert_eq!(parse(&uncommented()).unwrap(), expected);
-
-        let shown: toml::Table = toml::from_str(&uncommented()).unwrap();
-        let known = toml::Table::try_from(&expected).unwrap();
-        for (section, settings) in &known {
-            let shown = shown[section].as_table().unwrap();
-            for name in settings.as_table().unwrap().keys() {
-                assert!(shown.contains_key(name), "{section}.{name} is missing");
-            }
-        }
-        // Settings without a default cannot be compared, but the example must contain them.
-        for name in [
-            "ring-bytes",
-            "metrics",
-            "tls-listen",
-            "tls-cert-file",
-            "tls-key-file",
-            "tls-ca-cert-file",
-            "password-file",
-            "requirepass",
-            "proto-max-bulk-len",
-        ] {
-            assert!(EXAMPLE.contains(&format!("\n# {name} = ")), "{name} is missing");
-        }
+        examples::check(EXAMPLE, &expected, &[]);
     }
 
     #[test]
@@ -582,7 +454,7 @@ mod tests {
     }
 
     /// With hosts that are all of another machine.
-    fn effective(config: Config) -> Effective {
+    fn effective(config: Config) -> Effective<Config> {
         let resolve = |address: &Address| match address {
             Address::At(addr) => Ok(*addr),
             Address::Named { port, .. } => Ok(SocketAddr::from(([192, 0, 2, 1], *port))),
@@ -590,6 +462,7 @@ mod tests {
         Effective {
             endpoints: config.server.endpoints(resolve).unwrap(),
             ring_bytes: config.store.ring_bytes.map_or(1 << 20, |asked| asked.0.size()),
+            settings: config.clone(),
             config,
             dir: PathBuf::new(),
             password: None,
@@ -621,7 +494,7 @@ mod tests {
     #[test]
     fn a_mutated_configuration_is_taken_as_shown_or_refused() {
         let mut corpus = collie_sim::fuzz::corpus("configurations");
-        corpus.push(uncommented().into_bytes());
+        corpus.push(examples::uncommented(EXAMPLE).into_bytes());
         collie_sim::fuzz::mutations("configurations", &corpus, 4_000, |_, bytes| {
             let Ok(text) = std::str::from_utf8(bytes) else {
                 return;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::values::{Number, Secret, seconds};
 use crate::args::values::Durability;
-use crate::args::{Address, AuthClients, ServeArgs, TlsArgs};
+use crate::args::{Address, AuthClients, ServeArgs, ServingArgs, TlsArgs};
 
 /// `[server]`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -90,12 +90,20 @@ impl Listening {
             (self.tls_port, self.tls_listen) = (Number(0), Some(addr.clone()));
         }
         self.tls_only |= args.tls_only;
+        if let Some(ack) = args.ack {
+            self.ack = ack;
+        }
+        self.override_for_clients(&args.tls, &args.serving);
+    }
+
+    /// Overrides what a node of a cluster has, too.
+    pub(crate) fn override_for_clients(&mut self, tls: &TlsArgs, args: &ServingArgs) {
         let TlsArgs {
             tls_cert_file,
             tls_key_file,
             tls_ca_cert_file,
             tls_auth_clients,
-        } = &args.tls;
+        } = tls;
         for (asked, file) in [
             (tls_cert_file, &mut self.tls_cert_file),
             (tls_key_file, &mut self.tls_key_file),
@@ -108,20 +116,29 @@ impl Listening {
         if let Some(asked) = tls_auth_clients {
             self.tls_auth_clients = *asked;
         }
-        if let Some(addr) = &args.serving.metrics {
+        if let Some(addr) = &args.metrics {
             self.metrics = Some(addr.clone());
         }
-        if let Some(ack) = args.ack {
-            self.ack = ack;
-        }
-        if let Some(threads) = args.serving.threads {
+        if let Some(threads) = args.threads {
             self.threads = Number(threads.into());
         }
-        if let Some(file) = &args.serving.password_file {
+        if let Some(file) = &args.password_file {
             self.password_file = Some(file.clone());
             self.requirepass = None;
         }
-        self.open_to_network |= args.serving.open_to_network;
+        self.open_to_network |= args.open_to_network;
+    }
+
+    /// That of a node of a cluster: it listens at one address, by TLS where a certificate or a key is named. Other
+    /// nodes send clients there, so that there is one kind of connection.
+    pub(crate) fn at_one(&self, listen: &Address) -> Self {
+        let is_tls = self.tls_cert_file.is_some() || self.tls_key_file.is_some();
+        Self {
+            listen: listen.clone(),
+            tls_listen: is_tls.then(|| listen.clone()),
+            tls_only: is_tls,
+            ..self.clone()
+        }
     }
 
     /// Whether it listens at `listen`.

@@ -46,6 +46,13 @@ impl Default for Filter {
 }
 
 impl Filter {
+    /// Logs errors alone of a module, unless a level is set for it.
+    pub(crate) fn quieten(&mut self, module: &str) {
+        if !self.modules.iter().any(|(named, _)| named == module) {
+            self.modules.push((module.to_owned(), Level::ERROR));
+        }
+    }
+
     fn targets(&self) -> Targets {
         Targets::new()
             .with_default(self.level)

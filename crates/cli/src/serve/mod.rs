@@ -1,6 +1,8 @@
 //! `collie serve`.
 
 mod config;
+mod file;
+mod limits;
 mod listening;
 mod logging;
 mod reload;
@@ -23,27 +25,49 @@ use collie_server::{
 use crate::args::ServeArgs;
 use crate::notify::Supervisor;
 use crate::{log, rings};
-pub(crate) use config::{Effective, read_password};
-pub(crate) use logging::{Filter, LogFormat, announce, start as start_diagnostics};
+pub(crate) use config::{Config, Effective, Settings};
+pub(crate) use file::read_password;
+#[cfg(test)]
+pub(crate) use file::{examples, parse};
+pub(crate) use limits::{Diagnostics, Limits};
+pub(crate) use listening::Listening;
+pub(crate) use logging::{Filter, LogFormat, announce};
 pub(crate) use reload::Reload;
+pub(crate) use store::Store;
+pub(crate) use values::{Bytes, Number};
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Outcome> {
-    let effective = Effective::read(args)?;
-    if args.check_config {
-        if let Some(tls) = &effective.server().tls {
-            let clock: Arc<dyn Clock> = Arc::new(RealClock);
-            tls.settings.verify(&clock).context("TLS")?;
-        }
-        let mut results = Results::new();
-        results.line(effective.shown()?.trim_end())?;
-        results.flush()?;
-        effective.warnings.iter().for_each(collie_cli::output::note);
-        return Ok(Outcome::Good);
+    let effective = Effective::<Config>::read(args)?;
+    if args.serving.check_config {
+        return show(&effective);
     }
+    let (options, dir) = (effective.options(), effective.dir.clone());
+    let (config, reload) = prepare(args, effective)?;
+    let format = reload.format();
+    ended(serve(&dir, options, config, reload), format)
+}
+
+/// Prints a configuration, after a look at the files of TLS that it names.
+pub(crate) fn show<S: Settings>(effective: &Effective<S>) -> anyhow::Result<Outcome> {
+    if let Some(tls) = &effective.server().tls {
+        let clock: Arc<dyn Clock> = Arc::new(RealClock);
+        tls.settings.verify(&clock).context("TLS")?;
+    }
+    let mut results = Results::new();
+    results.line(effective.shown()?.trim_end())?;
+    results.flush()?;
+    effective.warnings.iter().for_each(collie_cli::output::note);
+    Ok(Outcome::Good)
+}
+
+/// Starts the diagnostics, and returns the server's configuration and what SIGHUP reloads.
+pub(crate) fn prepare<S: Settings>(
+    args: &S::Args,
+    effective: Effective<S>,
+) -> anyhow::Result<(ServerConfig, Reload<S>)> {
     ignore_hangup().context("SIGHUP cannot be ignored")?;
     let settings = &effective.config.diagnostics;
-    let format = settings.log_format;
-    let diagnostics = start_diagnostics(&settings.log_level, format)?;
+    let diagnostics = logging::start(&settings.log_level, settings.log_format)?;
     for warning in &effective.warnings {
         tracing::warn!("{warning}");
     }
@@ -51,14 +75,17 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<Outcome> {
         verbosity: Some(Arc::clone(&diagnostics) as Arc<dyn Verbosity>),
         ..effective.server()
     };
-    let options = effective.options();
-    let dir = effective.dir.clone();
     let reload = Reload {
         args: args.clone(),
         effective,
         diagnostics,
     };
-    match (serve(&dir, options, config, format, reload), format) {
+    Ok((config, reload))
+}
+
+/// The outcome of a server that has ended.
+pub(crate) fn ended(served: anyhow::Result<Outcome>, format: LogFormat) -> anyhow::Result<Outcome> {
+    match (served, format) {
         // A program that reads JSON objects finds the error among them.
         (Err(error), LogFormat::Json) => {
             tracing::error!("{error:#}");
@@ -74,9 +101,9 @@ fn serve(
     dir: &Path,
     options: Options,
     config: ServerConfig,
-    format: LogFormat,
-    reload: Reload,
+    reload: Reload<Config>,
 ) -> anyhow::Result<Outcome> {
+    let format = reload.format();
     let ack = config.ack;
     let ring = options.ring.clone();
     let config = ServerConfig {
@@ -123,7 +150,7 @@ fn serve(
     if let Some(addr) = server.tls_addr() {
         announce(format, format_args!("TLS at {addr}"));
     }
-    serve_until(termination(), server, format, reload, &format!(", ack {ack}"))?;
+    serve_until(termination(), server, reload, &format!(", ack {ack}"))?;
     announce(format, "ended in order: everything is on disk");
     Ok(Outcome::Good)
 }
@@ -131,13 +158,13 @@ fn serve(
 /// Serves clients until `ended` completes or a client shuts the server down, and reloads settings at
 /// each SIGHUP. Once the signals are caught, announces the address, and notifies the supervisor with
 /// `status` behind it.
-pub(crate) fn serve_until(
+pub(crate) fn serve_until<S: Settings>(
     ended: impl Future<Output = ()>,
     server: Server,
-    format: LogFormat,
-    reload: Reload,
+    reload: Reload<S>,
     status: &str,
 ) -> Result<(), ServerError> {
+    let format = reload.format();
     if let Some(addr) = server.metrics_addr() {
         announce(format, format_args!("metrics at http://{addr}/metrics"));
     }

@@ -11,23 +11,27 @@ use anyhow::Context;
 use collie_server::LiveSettings;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::config::Effective;
-use super::logging::LogOutput;
-use crate::args::ServeArgs;
+use super::config::{Effective, Settings};
+use super::logging::{LogFormat, LogOutput};
 
 /// Who changes settings, as the diagnostics name it.
 const WHOM: &str = "SIGHUP";
 
 /// What a server is configured by.
 #[derive(Debug)]
-pub(crate) struct Reload {
-    pub(crate) args: ServeArgs,
+pub(crate) struct Reload<S: Settings> {
+    pub(super) args: S::Args,
     /// As it was read last.
-    pub(crate) effective: Effective,
-    pub(crate) diagnostics: Arc<LogOutput>,
+    pub(crate) effective: Effective<S>,
+    pub(super) diagnostics: Arc<LogOutput>,
 }
 
-impl Reload {
+impl<S: Settings> Reload<S> {
+    /// The format of diagnostics.
+    pub(crate) fn format(&self) -> LogFormat {
+        self.effective.config.diagnostics.log_format
+    }
+
     /// Reloads at each SIGHUP, for good.
     pub(crate) async fn at_hangups(self, settings: LiveSettings) {
         let mut hangups = match signal(SignalKind::hangup()) {

@@ -9,7 +9,7 @@ use collie_server::ServerConfig;
 use serde::de::{Error as _, Unexpected};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::values::{Bytes, Number, seconds};
+use super::values::{Bytes, Number, seconds, signed};
 use crate::args::values::Ring;
 
 /// The ring's default size, and the size if its file system has no room for that.
@@ -76,6 +76,16 @@ impl<'de> Deserialize<'de> for RingBytes {
 }
 
 impl Store {
+    /// What a server has to know of stores that others open: their directory, and the size of their private rings.
+    pub(crate) fn elsewhere(dir: PathBuf, ring_bytes: usize) -> Self {
+        Self {
+            dir: Some(dir),
+            ring: Ring::Private,
+            ring_bytes: Some(RingBytes(Bytes(signed(ring_bytes)))),
+            ..Self::default()
+        }
+    }
+
     /// The size of the ring. By default values of 16 MiB and more fit, if the ring's file system
     /// has room for that; a smaller ring in shared memory is better than a larger one that is lost
     /// with the process.

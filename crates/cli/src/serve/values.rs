@@ -15,6 +15,11 @@ pub(super) fn seconds(span: Duration) -> i64 {
     i64::try_from(span.as_secs()).unwrap_or(i64::MAX)
 }
 
+/// The value of a setting that is a size.
+pub(super) fn signed(size: usize) -> i64 {
+    i64::try_from(size).unwrap_or(i64::MAX)
+}
+
 /// A whole number from `MIN` to `MAX`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Number<const MIN: i64, const MAX: i64>(pub(crate) i64);

@@ -17,6 +17,7 @@ mod common;
 mod kills;
 mod log;
 mod mount;
+mod node;
 mod operations;
 #[path = "../outputs/mod.rs"]
 mod outputs;

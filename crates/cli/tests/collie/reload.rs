@@ -10,18 +10,20 @@ use crate::operations::settable;
 use crate::serve::Served;
 
 /// Has the server read its files anew, and returns what it says of it.
-fn reload(served: &mut Served) -> String {
+pub(crate) fn reload(served: &mut Served) -> String {
     kill_process(served.pid(), Signal::HUP).unwrap();
     served.line_with("SIGHUP: ")
 }
 
-fn write(path: &Path, text: &str) {
+/// Writes a file that only its owner may read.
+pub(crate) fn write(path: &Path, text: &str) {
     use std::os::unix::fs::PermissionsExt;
     std::fs::write(path, text).unwrap();
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
 }
 
-fn config_get(client: &mut Client, name: &str) -> String {
+/// What the server says of a parameter.
+pub(crate) fn config_get(client: &mut Client, name: &str) -> String {
     client.line(&format!("CONFIG GET {name}"))
 }
 

@@ -32,13 +32,13 @@ impl Served {
 
     /// Likewise, where the flags say.
     fn start_at(mut command: Command, dir: &Path, flags: &[&str]) -> Self {
-        let mut child = command
-            .args(["serve", "--dir"])
-            .arg(dir)
-            .args(flags)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        command.args(["serve", "--dir"]).arg(dir).args(flags);
+        Self::run(command)
+    }
+
+    /// Runs a command that serves clients, and says where.
+    pub(crate) fn run(mut command: Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let rest = BufReader::new(child.stderr.take().unwrap());
         let mut served = Self {
             child,

@@ -27,3 +27,4 @@ mod serve;
 #[path = "../shared/mod.rs"]
 mod shared;
 mod tls;
+mod units;

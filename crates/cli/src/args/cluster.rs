@@ -155,6 +155,16 @@ pub(crate) struct StatusArgs {
     /// Print one JSON object per node, and one for the cluster.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Show it again every so many seconds, 2 if no number is given, until SIGINT or SIGTERM; a terminal shows the last
+    /// one alone. The exit code is that of the last one. Nodes that do not answer delay it by 3 s.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        default_missing_value = "2",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    pub(crate) watch: Option<u32>,
     #[command(flatten)]
     pub(crate) access: AccessArgs,
 }

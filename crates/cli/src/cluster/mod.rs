@@ -8,6 +8,7 @@ mod status;
 mod up;
 mod verdict;
 mod view;
+mod watch;
 
 use collie_cli::Outcome;
 
@@ -18,7 +19,10 @@ pub(crate) fn run(command: &ClusterCommand) -> anyhow::Result<Outcome> {
         ClusterCommand::Up(args) => up::up(args),
         ClusterCommand::Down(args) => up::down(args),
         ClusterCommand::Ca(command) => ca::run(command),
-        ClusterCommand::Status(args) => status::status(args),
+        ClusterCommand::Status(args) => match args.watch {
+            Some(seconds) => watch::watch(args, seconds),
+            None => status::status(args),
+        },
         ClusterCommand::Nodes(args) => nodes::nodes(args),
         ClusterCommand::Drain(args) => {
             let (node, follows) = (args.number, "its replicas move to other nodes");

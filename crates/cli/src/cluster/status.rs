@@ -12,7 +12,7 @@ use collie_io::{Clock, RealClock};
 
 use super::access::Access;
 use super::local::LocalCluster;
-use super::verdict::{Health, NOT_ASKED, Verdict};
+use super::verdict::{Health, NOT_ASKED, Node, Verdict};
 use super::view::{View, ask, words};
 use crate::args::StatusArgs;
 
@@ -21,52 +21,86 @@ const LEADERS_WITHIN: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(200);
 
 pub(super) fn status(args: &StatusArgs) -> anyhow::Result<Outcome> {
-    match look(args) {
+    match Asker::of(args).and_then(|asker| asker.look()) {
         Ok(verdict) => {
-            show(args, &verdict)?;
+            let mut results = Results::new();
+            show(&mut results, args, &verdict)?;
+            results.flush()?;
             Ok(Outcome::Code(verdict.state.code()))
         }
-        Err(error) => {
-            output::complain(&error);
-            Ok(Outcome::Code(NOT_ASKED))
-        }
+        Err(error) => Ok(not_asked(&error)),
     }
 }
 
-/// Asks all nodes, again for a moment where slots seem to have no leader: one may just be elected.
-fn look(args: &StatusArgs) -> anyhow::Result<Verdict> {
-    let access = Access::of(&args.access)?;
-    let seeds = match &args.node[..] {
-        [] => LocalCluster::get(&args.dir)?
-            .nodes()
-            .iter()
-            .map(|node| node.address)
-            .collect(),
-        nodes => nodes.to_vec(),
-    };
-    let began = RealClock.monotonic();
-    loop {
-        let asked = ask_all(&access, &seeds);
-        if asked.values().all(Result::is_err) {
-            let why = asked.iter().filter_map(|(at, asked)| {
-                let problem = asked.as_ref().err()?;
-                Some(format!("{at}: {problem}"))
-            });
-            bail!("no node can be asked: {}", why.collect::<Vec<_>>().join("; "));
+/// The end where no node can be asked.
+pub(super) fn not_asked(error: &anyhow::Error) -> Outcome {
+    output::complain(error);
+    Outcome::Code(NOT_ASKED)
+}
+
+/// Which nodes are asked, and how.
+pub(super) struct Asker {
+    access: Access,
+    seeds: Vec<SocketAddr>,
+    /// The nodes of the cluster, as far as an earlier look has shown them.
+    known: Vec<SocketAddr>,
+}
+
+impl Asker {
+    pub(super) fn of(args: &StatusArgs) -> anyhow::Result<Self> {
+        let access = Access::of(&args.access)?;
+        let seeds = match &args.node[..] {
+            [] => LocalCluster::get(&args.dir)?
+                .nodes()
+                .iter()
+                .map(|node| node.address)
+                .collect(),
+            nodes => nodes.to_vec(),
+        };
+        Ok(Self {
+            access,
+            seeds,
+            known: Vec::new(),
+        })
+    }
+
+    /// Has the next look ask these at once, and not only when another one has named them.
+    pub(super) fn know(&mut self, nodes: &[Node]) {
+        let addresses = nodes.iter().filter_map(|node| node.address.parse().ok());
+        self.known = addresses.collect();
+    }
+
+    /// Asks all nodes, again for a moment where slots seem to have no leader: one may just be elected.
+    pub(super) fn look(&self) -> anyhow::Result<Verdict> {
+        let began = RealClock.monotonic();
+        loop {
+            let asked = ask_all(&self.access, self.seeds.iter().chain(&self.known));
+            if asked.values().all(Result::is_err) {
+                let why = asked.iter().filter_map(|(at, asked)| {
+                    let problem = asked.as_ref().err()?;
+                    Some(format!("{at}: {problem}"))
+                });
+                bail!("no node can be asked: {}", why.collect::<Vec<_>>().join("; "));
+            }
+            let verdict = Verdict::of(&asked);
+            let waited = RealClock.monotonic().saturating_sub(began);
+            if verdict.state != Health::Down || u128::from(waited) >= LEADERS_WITHIN.as_nanos() {
+                return Ok(verdict);
+            }
+            thread::sleep(PAUSE);
         }
-        let verdict = Verdict::of(&asked);
-        let waited = RealClock.monotonic().saturating_sub(began);
-        if verdict.state != Health::Down || u128::from(waited) >= LEADERS_WITHIN.as_nanos() {
-            return Ok(verdict);
-        }
-        thread::sleep(PAUSE);
     }
 }
 
 /// Asks these nodes, and all that they name, at the same time.
-fn ask_all(access: &Access, seeds: &[SocketAddr]) -> BTreeMap<String, Result<View, String>> {
+fn ask_all<'a>(
+    access: &Access,
+    seeds: impl Iterator<Item = &'a SocketAddr>,
+) -> BTreeMap<String, Result<View, String>> {
     let mut asked = BTreeMap::new();
-    let mut next: Vec<SocketAddr> = seeds.to_vec();
+    let mut next: Vec<SocketAddr> = seeds.copied().collect();
+    next.sort_unstable();
+    next.dedup();
     while !next.is_empty() {
         let views: Vec<_> = thread::scope(|scope| {
             let asking: Vec<_> = next
@@ -92,14 +126,12 @@ fn ask_all(access: &Access, seeds: &[SocketAddr]) -> BTreeMap<String, Result<Vie
     asked
 }
 
-fn show(args: &StatusArgs, verdict: &Verdict) -> anyhow::Result<()> {
-    let mut results = Results::new();
+pub(super) fn show(results: &mut Results, args: &StatusArgs, verdict: &Verdict) -> anyhow::Result<()> {
     if args.json {
         for node in &verdict.nodes {
             results.json(node)?;
         }
-        results.json(verdict)?;
-        return Ok(results.flush()?);
+        return Ok(results.json(verdict)?);
     }
     results.line(format_args!(
         "{:<22} {:<9} {:>6} {:>12}",
@@ -138,5 +170,5 @@ fn show(args: &StatusArgs, verdict: &Verdict) -> anyhow::Result<()> {
             verdict.unserved.join(" ")
         ))?;
     }
-    Ok(results.flush()?)
+    Ok(())
 }

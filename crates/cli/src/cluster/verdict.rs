@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 
 use collie_server::cluster::SLOTS;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::view::{Line, View};
 
 /// How well a cluster serves, and the exit code for scripts. 2 is that of a wrong command line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Health {
     /// All slots are served, and nothing is wrong.
     Well,
@@ -23,12 +22,26 @@ pub(super) enum Health {
 pub(super) const NOT_ASKED: u8 = 4;
 
 impl Health {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Well => "well",
+            Self::Degraded => "degraded",
+            Self::Down => "down",
+        }
+    }
+
     pub(super) fn code(self) -> u8 {
         match self {
             Self::Well => 0,
             Self::Degraded => 1,
             Self::Down => 3,
         }
+    }
+}
+
+impl Serialize for Health {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
     }
 }
 

@@ -15,22 +15,22 @@ use crate::client::{Client, PATIENCE, command, wait_for};
 use crate::common::{collie, json_lines, run, stderr};
 
 /// Nodes of one cluster, each in a process of its own; killed when dropped.
-struct Nodes {
+pub(crate) struct Nodes {
     dir: tempfile::TempDir,
     /// What each is started with.
     flags: Vec<String>,
-    nodes: Vec<Node>,
+    pub(crate) nodes: Vec<Node>,
 }
 
-struct Node {
-    client: SocketAddr,
+pub(crate) struct Node {
+    pub(crate) client: SocketAddr,
     peer: SocketAddr,
     metrics: SocketAddr,
     process: Option<Child>,
 }
 
 impl Nodes {
-    fn start(dir: tempfile::TempDir, flags: &[String]) -> Self {
+    pub(crate) fn start(dir: tempfile::TempDir, flags: &[String]) -> Self {
         let all = addresses(9);
         let nodes = all.chunks(3).map(|own| Node {
             client: own[0],
@@ -72,13 +72,13 @@ impl Nodes {
         self.nodes[at].process = Some(process);
     }
 
-    fn signal(&self, at: usize, signal: Signal) {
+    pub(crate) fn signal(&self, at: usize, signal: Signal) {
         let process = self.nodes[at].process.as_ref().unwrap();
         kill_process(Pid::from_child(process), signal).unwrap();
     }
 
     /// Ends the process of a node, and waits for that: how it ended.
-    fn end(&mut self, at: usize, signal: Signal) -> Option<i32> {
+    pub(crate) fn end(&mut self, at: usize, signal: Signal) -> Option<i32> {
         self.signal(at, signal);
         self.nodes[at].process.take().unwrap().wait().unwrap().code()
     }
@@ -100,7 +100,7 @@ impl Nodes {
     }
 
     /// Waits until `status` exits with this code.
-    fn until(&self, what: &str, code: i32, flags: &[&str]) -> (Vec<Value>, Value) {
+    pub(crate) fn until(&self, what: &str, code: i32, flags: &[&str]) -> (Vec<Value>, Value) {
         let mut last = (0, Vec::new(), Value::Null);
         wait_for(what, || {
             last = self.status(&[0, 1, 2], flags);

@@ -28,3 +28,4 @@ mod serve;
 mod shared;
 mod tls;
 mod units;
+mod watch;

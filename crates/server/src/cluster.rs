@@ -294,6 +294,8 @@ pub struct PartitionInfo {
     pub joining: Vec<u64>,
     /// Of those that have a replica which goes once the others are made.
     pub leaving: Vec<u64>,
+    /// It is being split: the first slot that goes to the new partition.
+    pub split_at: Option<u16>,
 }
 
 /// A row of a partition.

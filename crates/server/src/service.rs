@@ -115,6 +115,7 @@ mod tests {
                 replicas: replicas.to_vec(),
                 joining: Vec::new(),
                 leaving: Vec::new(),
+                split_at: None,
             };
         Topology {
             epoch: 1,

@@ -157,6 +157,12 @@ pub(super) fn show(results: &mut Results, args: &StatusArgs, verdict: &Verdict) 
             node.address, node.logs_to_move
         ))?;
     }
+    if verdict.splits > 0 {
+        results.line(format_args!(
+            "{} of {} partitions are being split",
+            verdict.splits, verdict.partitions
+        ))?;
+    }
     if verdict.newest_level > verdict.level {
         results.line(format_args!(
             "the cluster has feature level {}, and these nodes speak {}: once all run this version to stay, `collie cluster \

@@ -78,6 +78,10 @@ pub(super) struct Verdict {
     pub(super) level: u64,
     /// The newest that all nodes speak which could be asked.
     pub(super) newest_level: u64,
+    /// How many partitions there are.
+    pub(super) partitions: u64,
+    /// How many of them are being split.
+    pub(super) splits: u64,
     #[serde(skip)]
     pub(super) nodes: Vec<Node>,
 }
@@ -132,13 +136,15 @@ impl Verdict {
             (true, false) => Health::Degraded,
             (false, _) => Health::Down,
         };
-        let levels = |name| views.iter().map(move |view| view.info.number(name));
+        let numbers = |name| views.iter().map(move |view| view.info.number(name));
         Self {
             state,
             served,
             unserved: ranges_without(&by_slot),
-            level: levels("collie_level").max().unwrap_or(0),
-            newest_level: levels("collie_newest_level").min().unwrap_or(0),
+            level: numbers("collie_level").max().unwrap_or(0),
+            partitions: numbers("collie_partitions").max().unwrap_or(0),
+            splits: numbers("collie_splits").max().unwrap_or(0),
+            newest_level: numbers("collie_newest_level").min().unwrap_or(0),
             nodes,
         }
     }

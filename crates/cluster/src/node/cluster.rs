@@ -311,6 +311,7 @@ impl Cluster for Routes {
                         true => Vec::new(),
                         false => nodes_of(&partition.members, &partition.wanted),
                     },
+                    split_at: partition.split.as_ref().map(|split| split.first),
                 }
             })
             .collect();

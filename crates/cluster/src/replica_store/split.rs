@@ -57,7 +57,7 @@ impl Machine {
     ///
     /// # Errors
     /// [`MachineError::Entry`].
-    pub(crate) fn beside(&self, id: EntryId, payload: &[u8]) -> Result<Option<Beside>, MachineError> {
+    pub fn beside(&self, id: EntryId, payload: &[u8]) -> Result<Option<Beside>, MachineError> {
         let Some((split, _)) = self.split(id, payload)? else {
             return Ok(None);
         };
@@ -108,7 +108,7 @@ impl Machine {
     ///
     /// # Errors
     /// The store's, and [`MachineError::Io`]. Called again, it begins anew.
-    pub(crate) fn make_tables(&self, payload: &[u8], beside: &Beside) -> Result<(), MachineError> {
+    pub fn make_tables(&self, payload: &[u8], beside: &Beside) -> Result<(), MachineError> {
         let id = beside.id;
         let Some((split, record)) = self.split(id, payload)? else {
             return Ok(());
@@ -149,7 +149,7 @@ impl Machine {
     ///
     /// # Errors
     /// The store's: it may be tried again.
-    pub(crate) fn drop_hidden(&self) -> Result<bool, MachineError> {
+    pub fn drop_hidden(&self) -> Result<bool, MachineError> {
         let slots = self.slots();
         let family = self.0.db.default_family();
         let below = data_key(0, b"")..data_key(*slots.start(), b"");

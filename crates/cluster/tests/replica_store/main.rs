@@ -9,6 +9,7 @@ mod model;
 mod plain;
 mod replica;
 mod rules;
+mod splits;
 mod suite;
 mod transfers;
 

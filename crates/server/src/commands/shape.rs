@@ -121,6 +121,8 @@ impl Shape {
         let is_master = |node: &&NodeInfo| self.led_by(node.number).next().is_some();
         let size = self.topology.nodes.iter().filter(is_master).count();
         let epoch = self.topology.epoch;
+        let splits = self.topology.partitions.iter();
+        let splits = splits.filter(|partition| partition.split_at.is_some()).count();
         let fields = [
             ("cluster_state", state.to_owned()),
             ("cluster_slots_assigned", assigned.to_string()),
@@ -138,6 +140,8 @@ impl Shape {
             ("collie_newest_level", self.topology.newest_level.to_string()),
             ("collie_layout", self.topology.logs.layout.name().to_owned()),
             ("collie_logs_to_move", self.topology.logs.to_move.to_string()),
+            ("collie_partitions", self.topology.partitions.len().to_string()),
+            ("collie_splits", splits.to_string()),
             ("collie_slots_led", service.led_text()),
         ];
         let fields = fields.iter().map(|(name, value)| format!("{name}:{value}\r\n"));

@@ -403,6 +403,7 @@ impl Cluster for Fake {
                 replicas: vec![1, 2, 3],
                 joining: vec![],
                 leaving: vec![],
+                split_at: Some(12_000),
             }
         };
         Arc::new(Topology {

@@ -255,6 +255,14 @@ async fn make_replica(
     id: ReplicaId,
     disk: u32,
 ) -> Result<Arc<Replica>, String> {
+    if let Some((_, error)) = inner
+        .node
+        .unopened()
+        .into_iter()
+        .find(|(replica, _)| *replica == id)
+    {
+        return Err(format!("its log is not open: {error}"));
+    }
     let store = inner.store.clone();
     let was_made = blocking(move || store.was_made(id)).await;
     if was_made.map_err(|error| error.to_string())? {

@@ -9,9 +9,10 @@ use std::time::Duration;
 use collie_io::Device;
 use collie_log::LogError;
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use crate::beat::Beat;
 use crate::blocking::blocking;
@@ -24,7 +25,7 @@ use crate::node::opening::Opening;
 use crate::node::options::NodeOptions;
 use crate::node::room::{MACHINES, reserves, watch_room};
 use crate::node::router::{Emptied, Router};
-use crate::raft::{Member, Replica, Transfers};
+use crate::raft::{Member, Replica, Transfers, count};
 use crate::raftlog::{NodeLog, NodeStore, Quarantined, StoreError};
 use crate::transport::wire::NodeId;
 use crate::transport::{Network, Peers};
@@ -131,6 +132,7 @@ impl Node {
                 node.opening.changes.clone(),
                 beat,
             ));
+            tasks.spawn(open_late(Arc::clone(&node.opening)));
             let (router, peers) = (Arc::clone(&node.opening.router), Arc::clone(&node.opening.peers));
             tasks.spawn(say_what_is_led(router, peers, node.changes()));
             let (router, peers) = (Arc::clone(&node.opening.router), Arc::clone(&node.opening.peers));
@@ -175,6 +177,11 @@ impl Node {
     #[must_use]
     pub fn quarantined(&self) -> Vec<Quarantined> {
         self.opening.router.store.quarantined()
+    }
+
+    /// The replicas whose logs have had no room to be opened, and why.
+    pub(super) fn unopened(&self) -> Vec<(ReplicaId, StoreError)> {
+        self.opening.router.store.unopened()
     }
 
     /// The logs.
@@ -313,7 +320,7 @@ impl Node {
         for replica in self.opening.router.take_all().into_values() {
             replica.close().await;
         }
-        // Nothing else has it for long.
+        // Its tasks have ended.
         let router = Arc::clone(&self.opening.router);
         if let Some(Opening { peers, .. }) = Arc::into_inner(self.opening)
             && let Some(peers) = Arc::into_inner(peers)
@@ -352,6 +359,37 @@ fn remove_tables_of_removed(device: &dyn Device, disks: &[PathBuf], store: &Node
             if let Err(error) = device.remove_dir_all(&dir) {
                 tracing::warn!(%error, dir = %dir.display(), "tables of a removed replica are left");
             }
+        }
+    }
+}
+
+/// From one look for room for logs that had none to be opened to the next.
+const OPEN_LATE: Duration = Duration::from_secs(2);
+
+/// Opens the logs that had no room when the node began, and their replicas, as soon as they have.
+async fn open_late(opening: Arc<Opening>) {
+    let store = |opening: &Opening| opening.router.store.unopened();
+    for (replica, error) in store(&opening) {
+        tracing::error!(replica, %error, "the log of a replica is not opened before its disk has room");
+    }
+    while !store(&opening).is_empty() {
+        sleep(OPEN_LATE).await;
+        let router = Arc::clone(&opening.router);
+        let open = async move { router.store.open_late().await };
+        let opened = match Handle::current().runtime_flavor() {
+            RuntimeFlavor::CurrentThread => open.await,
+            _ => {
+                let runtime = Handle::current();
+                blocking(move || runtime.block_on(open)).await
+            }
+        };
+        for log in opened {
+            tracing::info!(
+                replica = log.replica(),
+                "the log of a replica has room, and is opened"
+            );
+            opening.open(log, None);
+            count(&opening.changes);
         }
     }
 }

@@ -93,7 +93,7 @@ pub(super) async fn watch_room(
                 _ = replica.withdraw_what_has_no_room().await;
             })
             .await;
-        if router.store.logs().iter().any(NodeLog::has_refused) {
+        if router.store.has_refused() {
             is_short = true;
             // What was refused may be taken by now.
             count(&changes);

@@ -181,7 +181,7 @@ impl ClusterInner {
             gauge(
                 "collie_cluster_replicas_with_problems",
                 "Replicas that wait for room, have failed lately, or are opened no more.",
-                failing,
+                failing + self.node.unopened().len(),
             ),
             gauge(
                 "collie_cluster_replicas_quarantined",

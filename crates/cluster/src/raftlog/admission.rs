@@ -72,7 +72,7 @@ impl NodeLogInner {
         let Some(full) = full else { return Ok(()) };
         // Relaxed, also below: a number and a flag by themselves.
         self.counters.refused.fetch_add(1, Ordering::Relaxed);
-        self.has_refused.store(true, Ordering::Relaxed);
+        self.limit.note_refusal();
         Err(full)
     }
 }
@@ -86,11 +86,6 @@ impl NodeLog {
     /// Why it takes no writes, where that lasts: its disk is full, or it has been too long for seconds.
     pub(crate) fn takes_no_writes(&self) -> Option<StoreError> {
         self.shared.takes_no_writes()
-    }
-
-    /// Whether a write was refused since this was last asked.
-    pub(crate) fn has_refused(&self) -> bool {
-        self.shared.has_refused.swap(false, Ordering::Relaxed)
     }
 }
 

@@ -103,6 +103,19 @@ pub enum StoreError {
         /// The log's directory.
         path: PathBuf,
     },
+    /// A log of its own has no room on the disk, with what others there may take.
+    #[error(
+        "the disk of {} has {} MB left, and a log more there needs {}: make room, or have the logs elsewhere",
+        path.display(), free >> 20, needed >> 20
+    )]
+    NoRoomForLog {
+        /// The directory of the logs.
+        path: PathBuf,
+        /// What the disk has, in bytes.
+        free: u64,
+        /// What a log more needs, with what those that are there may still take.
+        needed: u64,
+    },
     /// An entry that no frame of the log takes. Nothing was appended.
     #[error("ERR an entry of {bytes} bytes is too large for the log of this node, which takes {limit}")]
     TooLarge {
@@ -152,6 +165,15 @@ impl StoreError {
             self,
             Self::NoRoom { .. } | Self::Log(LogError::StorageFull { .. })
         )
+    }
+
+    /// Whether it says that a file could not be written as its disk is full, as where a log is opened.
+    pub(super) fn is_full_disk(&self) -> bool {
+        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+        match self {
+            Self::Log(LogError::Io { source, .. }) => matches!(source.kind(), StorageFull | QuotaExceeded),
+            _ => self.is_no_room(),
+        }
     }
 
     /// Whether it says that a log has been too long for seconds.

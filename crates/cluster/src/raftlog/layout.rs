@@ -7,12 +7,11 @@ use std::sync::Arc;
 use collie_io::Device;
 use collie_log::{LogError, LogSet, LogSetOptions};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 
 use crate::ids::{EntryId, GroupId, ReplicaId};
 use crate::layouts::{Layout, Layouts};
 use crate::raftlog::error::StoreError;
-use crate::raftlog::limit::share;
+use crate::raftlog::limit::Alarms;
 use crate::raftlog::moving::{move_to, without_room};
 use crate::raftlog::node_log::NodeLog;
 use crate::raftlog::options::NodeLogOptions;
@@ -57,32 +56,34 @@ pub type Opened = Box<dyn Fn(&NodeLog) + Send + Sync>;
 ///
 /// What a replica's log holds is in one log, and which one is found by opening all.
 pub struct NodeStore {
-    options: NodeStoreOptions,
-    opened: Opened,
-    logs: Mutex<BTreeMap<LogPlace, NodeLog>>,
+    pub(super) options: NodeStoreOptions,
+    pub(super) opened: Opened,
+    pub(super) logs: Mutex<BTreeMap<LogPlace, NodeLog>>,
     /// The threads of the small logs of each disk, once there is one.
-    sets: Mutex<BTreeMap<usize, LogSet>>,
+    pub(super) sets: Mutex<BTreeMap<usize, LogSet>>,
     /// The disks whose logs take no room. Changed with `logs` locked, so that it holds for all of them.
-    withheld: Mutex<BTreeSet<usize>>,
-    layouts: Mutex<Layouts>,
+    pub(super) withheld: Mutex<BTreeSet<usize>>,
+    pub(super) layouts: Mutex<Layouts>,
     /// One replica moves at a time.
-    moving: tokio::sync::Mutex<()>,
+    pub(super) moving: tokio::sync::Mutex<()>,
     /// A log that no replica is in is removed when no replica is being made.
-    creating: tokio::sync::RwLock<()>,
-    /// Woken when a log is to be made shorter at once.
-    pressed: Arc<Notify>,
+    pub(super) creating: tokio::sync::RwLock<()>,
+    pub(super) alarms: Alarms,
+    /// Private logs that have not been opened, since their disks were full, and why. No replica of theirs is anywhere
+    /// else: what another log has of it is older, or a copy that is not complete.
+    pub(super) unopened: Mutex<BTreeMap<LogPlace, StoreError>>,
 }
 
 /// A log's place: a disk's shared log, or a replica's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct LogPlace {
-    disk: usize,
-    replica: Option<ReplicaId>,
+pub(super) struct LogPlace {
+    pub(super) disk: usize,
+    pub(super) replica: Option<ReplicaId>,
 }
 
 impl LogPlace {
     /// Where tombstones are.
-    const FIRST: Self = Self {
+    pub(super) const FIRST: Self = Self {
         disk: 0,
         replica: None,
     };
@@ -99,7 +100,7 @@ impl LogPlace {
 
 /// Removes what a log has of replicas whose tombstones are in the first log, where the one here was lost with the
 /// process.
-fn forget_removed(log: &NodeLog, first: &NodeLog) -> Result<(), StoreError> {
+pub(super) fn forget_removed(log: &NodeLog, first: &NodeLog) -> Result<(), StoreError> {
     let whole = log.replicas();
     let whole = whole.iter().map(|replica| (replica.group(), replica.replica()));
     let lost = log.quarantined();
@@ -147,7 +148,8 @@ impl NodeStore {
             layouts: Mutex::new(options.layout.clone()),
             moving: tokio::sync::Mutex::default(),
             creating: tokio::sync::RwLock::default(),
-            pressed: Arc::default(),
+            alarms: Alarms::default(),
+            unopened: Mutex::default(),
             options,
         };
         // It says who was removed: what is left of their logs is not opened.
@@ -160,13 +162,19 @@ impl NodeStore {
                 places.push(place);
             }
         }
-        let logs = this.open_all(&places)?;
-        for (place, log) in logs {
+        for (place, log) in this.open_all(&places)? {
+            let log = match log {
+                Ok(log) => log,
+                Err(full) => {
+                    this.unopened.lock().insert(place, full);
+                    continue;
+                }
+            };
             forget_removed(&log, &first)?;
             this.logs.lock().insert(place, log);
         }
         this.logs.lock().insert(LogPlace::FIRST, first.clone());
-        this.settle(&first)?;
+        this.settle(&first, |replica| !this.is_unopened(replica))?;
         for place in this.unused() {
             this.remove_log(place)?;
         }
@@ -209,8 +217,16 @@ impl NodeStore {
         Ok(places)
     }
 
-    fn open_all(&self, places: &[LogPlace]) -> Result<BTreeMap<LogPlace, NodeLog>, StoreError> {
-        let open = |place: &LogPlace| self.open_log(*place).map(|log| (*place, log));
+    /// Private logs may have no room to be opened.
+    #[expect(clippy::type_complexity, reason = "each log, or why it has no room")]
+    fn open_all(
+        &self,
+        places: &[LogPlace],
+    ) -> Result<BTreeMap<LogPlace, Result<NodeLog, StoreError>>, StoreError> {
+        let open = |place: &LogPlace| match self.open_log(*place) {
+            Err(full) if full.is_full_disk() && place.replica.is_some() => Ok((*place, Err(full))),
+            opened => opened.map(|log| (*place, Ok(log))),
+        };
         // Without threads of their own the logs are opened one after the other, as simulations want it.
         let threads = match self.options.shared.log.threads {
             true => self.options.open_at_a_time.clamp(1, places.len().max(1)),
@@ -240,14 +256,15 @@ impl NodeStore {
         Ok(opened.into_iter().flatten().collect())
     }
 
-    /// A replica is in one log, also where one of several has lost frames of it to damage: in the one of the highest
+    /// Each of these replicas is in one log, also where one of several has lost frames of it to damage: in the one of the highest
     /// generation. What the others have is let go, and so are copies that are not complete.
-    fn settle(&self, first: &NodeLog) -> Result<(), StoreError> {
+    pub(super) fn settle(&self, first: &NodeLog, of: impl Fn(ReplicaId) -> bool) -> Result<(), StoreError> {
         let logs = self.logs.lock();
         let mut homes = BTreeMap::<ReplicaId, (u32, LogPlace, u32)>::new();
         let (mut left, mut changed) = (Vec::new(), BTreeSet::new());
         for (&place, log) in &*logs {
-            for (replica, generation, stream) in log.shared.node.lock().generations() {
+            let all = log.shared.node.lock().generations().into_iter();
+            for (replica, generation, stream) in all.filter(|(replica, ..)| of(*replica)) {
                 let Some((other, at, other_stream)) = homes.get(&replica).copied() else {
                     homes.insert(replica, (generation, place, stream));
                     continue;
@@ -265,8 +282,8 @@ impl NodeStore {
             }
         }
         for (&place, log) in &*logs {
-            let coming = log.shared.node.lock().coming();
-            for (_, replica, stream) in coming {
+            let coming = log.shared.node.lock().coming().into_iter();
+            for (_, replica, stream) in coming.filter(|(_, replica, _)| of(*replica)) {
                 if homes.contains_key(&replica) || first.is_removed(replica) {
                     left.push((place, stream));
                 } else {
@@ -289,7 +306,7 @@ impl NodeStore {
     }
 
     /// The logs that no replica is in, and that none is to be in.
-    fn unused(&self) -> Vec<LogPlace> {
+    pub(super) fn unused(&self) -> Vec<LogPlace> {
         let layouts = self.layouts();
         let logs = self.logs.lock();
         let unused = logs.iter().filter(|(place, log)| {
@@ -301,7 +318,7 @@ impl NodeStore {
     }
 
     /// Closes and removes a log. Blocks.
-    fn remove_log(&self, place: LogPlace) -> Result<(), StoreError> {
+    pub(super) fn remove_log(&self, place: LogPlace) -> Result<(), StoreError> {
         let Some(log) = self.logs.lock().remove(&place) else {
             return Ok(());
         };
@@ -310,7 +327,7 @@ impl NodeStore {
         self.remove_dir(place)
     }
 
-    fn open_log(&self, place: LogPlace) -> Result<NodeLog, StoreError> {
+    pub(super) fn open_log(&self, place: LogPlace) -> Result<NodeLog, StoreError> {
         let dir = self.dir(place);
         let mut options = match place.replica {
             Some(_) => self.options.private.clone(),
@@ -322,7 +339,7 @@ impl NodeStore {
         if is_small && options.log.threads && options.log.set.is_none() {
             options.log.set = Some(self.set(place.disk)?);
         }
-        NodeLog::open_with(dir, options, limit, Arc::clone(&self.pressed))
+        NodeLog::open_with(dir, options, limit, self.alarms.clone())
     }
 
     fn set(&self, disk: usize) -> Result<LogSet, StoreError> {
@@ -335,69 +352,16 @@ impl NodeStore {
         Ok(set)
     }
 
-    /// The private logs of a disk have its limit together.
-    fn share_limits(&self) {
-        let logs = self.logs.lock();
-        let mut on_disk = BTreeMap::<usize, Vec<&NodeLog>>::new();
-        for (place, log) in logs.iter().filter(|(place, _)| place.replica.is_some()) {
-            on_disk.entry(place.disk).or_default().push(log);
-        }
-        for (disk, logs) in on_disk {
-            let limit = self.options.private.limit_in(&self.logs_dir(disk));
-            logs.iter()
-                .for_each(|log| log.shared.limit.set(share(limit, logs.len())));
-        }
-    }
-
-    /// Whether the logs on a disk are to leave all its room to what makes room.
-    pub(crate) fn withhold_room(&self, disk: usize, withheld: bool) {
-        let logs = self.logs.lock();
-        let changed = {
-            let mut all = self.withheld.lock();
-            match withheld {
-                true => all.insert(disk),
-                false => all.remove(&disk),
-            }
-        };
-        if changed {
-            let here = logs.iter().filter(|(place, _)| place.disk == disk);
-            here.for_each(|(_, log)| log.withhold_room(withheld));
-        }
-    }
-
-    /// Removes the spare segments of the logs on a disk; `false` where there are none.
-    pub(crate) fn give_up_spares(&self, disk: usize) -> bool {
-        let logs = self.logs_on(disk).into_iter();
-        // Of each: it is all needed.
-        logs.fold(false, |any, log| log.log().give_up_spares() | any)
-    }
-
-    /// Whether a log on this disk finds no room there, or is to take none.
-    pub(crate) fn is_short_of_room(&self, disk: usize) -> bool {
-        self.logs_on(disk).iter().any(|log| log.shortage().is_some())
-    }
-
-    fn logs_on(&self, disk: usize) -> Vec<NodeLog> {
-        let logs = self.logs.lock();
-        let here = logs.iter().filter(|(place, _)| place.disk == disk);
-        here.map(|(_, log)| log.clone()).collect()
-    }
-
-    /// Waits until a log is to be made shorter at once.
-    pub(crate) async fn pressed(&self) {
-        self.pressed.notified().await;
-    }
-
-    fn device(&self) -> &Arc<dyn Device> {
+    pub(super) fn device(&self) -> &Arc<dyn Device> {
         &self.options.shared.log.device
     }
 
-    fn logs_dir(&self, disk: usize) -> PathBuf {
+    pub(super) fn logs_dir(&self, disk: usize) -> PathBuf {
         let disk = self.options.disks.get(disk);
         disk.map(|disk| disk.join(LOGS)).unwrap_or_default()
     }
 
-    fn dir(&self, place: LogPlace) -> PathBuf {
+    pub(super) fn dir(&self, place: LogPlace) -> PathBuf {
         let dir = self.logs_dir(place.disk);
         match place.replica {
             Some(replica) => dir.join(format!("{PRIVATE}{replica}")),
@@ -429,6 +393,7 @@ impl NodeStore {
     pub fn replicas(&self) -> Vec<ReplicaLog> {
         let logs = self.logs();
         let mut all: Vec<_> = logs.iter().flat_map(NodeLog::replicas).collect();
+        all.retain(|replica| !self.is_unopened(replica.replica()));
         all.sort_by_key(ReplicaLog::replica);
         all
     }
@@ -444,6 +409,9 @@ impl NodeStore {
     /// # Errors
     /// As [`NodeLog::replica`].
     pub fn replica(&self, id: ReplicaId) -> Result<ReplicaLog, StoreError> {
+        if let Some(full) = self.unopened_log(id) {
+            return Err(full);
+        }
         let mut answer = Err(StoreError::Unknown { replica: id });
         for log in self.logs() {
             match log.replica(id) {
@@ -559,6 +527,7 @@ impl NodeStore {
         if from == wanted {
             return Ok(false);
         }
+        self.check_room_for(wanted)?;
         let target = {
             let _creating = self.creating.read().await;
             self.log_at(wanted)?

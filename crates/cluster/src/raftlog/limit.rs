@@ -23,7 +23,7 @@ const LIMIT_LEAST: u64 = 64 << 20;
 /// A disk's logs may have so large a part of it.
 const OF_DISK: u64 = 8;
 /// The least limit of a log that shares its disk's with others.
-const SHARE_LEAST: u64 = 32 << 20;
+pub(super) const SHARE_LEAST: u64 = 32 << 20;
 /// A log has at least so many segments when it has reached its limit, as it is cut by whole ones.
 const SEGMENTS: u64 = 16;
 /// The smallest segment that is made for that.
@@ -45,7 +45,7 @@ pub(super) struct Cuts {
 pub(super) struct Limit {
     bytes: AtomicU64,
     /// Wakes who keeps the logs of the node short.
-    pressed: Arc<Notify>,
+    alarms: Alarms,
     /// Where the log ended when it last did.
     pressed_at: AtomicU64,
     /// Its disk has little room.
@@ -58,11 +58,20 @@ pub(super) struct Limit {
     removed: AtomicU64,
 }
 
+/// What the logs of a node ask of who looks after them. A log that goes away takes none of it along.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Alarms {
+    /// Woken when a log is to be made shorter at once.
+    pub(super) pressed: Arc<Notify>,
+    /// A write was refused since who waits for room was last woken.
+    pub(super) refused: Arc<AtomicBool>,
+}
+
 impl Limit {
-    pub(super) fn new(bytes: u64, pressed: Arc<Notify>) -> Self {
+    pub(super) fn new(bytes: u64, alarms: Alarms) -> Self {
         Self {
             bytes: AtomicU64::new(bytes),
-            pressed,
+            alarms,
             pressed_at: AtomicU64::new(0),
             crowded: AtomicBool::new(false),
             full_since: Mutex::default(),
@@ -82,6 +91,12 @@ impl Limit {
 
     pub(super) fn set_crowded(&self, crowded: bool) {
         self.crowded.store(crowded, Ordering::Relaxed);
+    }
+
+    /// A write was refused: who waits for room is woken soon.
+    pub(super) fn note_refusal(&self) {
+        // Relaxed: a flag by itself.
+        self.alarms.refused.store(true, Ordering::Relaxed);
     }
 
     /// What the log keeps now. Where its disk has little room, or it is full, at least its oldest quarter
@@ -145,7 +160,7 @@ impl Limit {
         let before = self.pressed_at.load(Ordering::Relaxed);
         if end >= before.saturating_add(step) || used(log) >= writes_below(limit) {
             self.pressed_at.store(end, Ordering::Relaxed);
-            self.pressed.notify_one();
+            self.alarms.pressed.notify_one();
         }
     }
 }

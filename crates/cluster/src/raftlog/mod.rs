@@ -21,6 +21,7 @@ mod layout;
 mod limit;
 mod moving;
 mod node_log;
+mod node_room;
 mod options;
 mod patience;
 mod pressure;

@@ -362,4 +362,53 @@ mod tests {
             assert_eq!(store.replica(10).unwrap().read(0..10).unwrap().len(), 2);
         });
     }
+
+    /// Who waits for room would not be woken otherwise: the log that refused it is gone.
+    #[test]
+    fn a_refusal_outlasts_the_log_that_a_replica_has_left() {
+        run(async {
+            let store = open(&SimDevice::new(3));
+            store.set_layouts(Layout::Private.into());
+            let moved = store.create(1, 10, 0).await.unwrap();
+            while moved.admit().is_ok() {
+                append(&moved, 10_000).await;
+            }
+            let logs = store.logs().len();
+            store.set_layouts(Layout::PerDisk.into());
+            move_to_disk(&store, 10, 0).await;
+            assert_eq!(store.logs().len(), logs - 1, "its own log is gone");
+            assert!(store.has_refused());
+            assert!(!store.has_refused());
+        });
+    }
+
+    /// Else the logs that are there could not grow to what they may have, and refuse writes.
+    #[test]
+    fn a_log_of_its_own_is_made_where_the_disk_has_room_for_all() {
+        run(async {
+            let device = SimDevice::new(4);
+            let store = open(&device);
+            let ids = [10, 20, 30];
+            for id in ids {
+                let replica = store.create(id, id, 0).await.unwrap();
+                append(&replica, 100).await;
+            }
+            store.set_layouts(Layout::Private.into());
+            let move_one = async |id| store.move_replica(id, 0, &|| true).await;
+            // Each may take 1 MiB; and one more is to be left.
+            device.limit_space(Some((7 << 20) / 2));
+            let moved = [move_one(10).await, move_one(20).await, move_one(30).await];
+            assert!(matches!(moved[0], Ok(true)), "{moved:?}");
+            let refused = moved[2].as_ref().unwrap_err();
+            assert!(matches!(refused, StoreError::NoRoomForLog { .. }), "{refused}");
+            assert!(
+                refused
+                    .to_string()
+                    .contains("MB left, and a log more there needs"),
+                "{refused}"
+            );
+            device.limit_space(None);
+            assert!(move_one(30).await.unwrap());
+        });
+    }
 }

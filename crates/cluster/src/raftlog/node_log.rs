@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use collie_log::{Level, Log, LogError};
-use tokio::sync::Notify;
 
 use crate::ids::{EntryId, GroupId, ReplicaId, Vote};
 use crate::raftlog::error::StoreError;
 use crate::raftlog::frames::{State, Tombstone};
+use crate::raftlog::limit::Alarms;
 use crate::raftlog::options::NodeLogOptions;
 use crate::raftlog::recovery::Quarantined;
 use crate::raftlog::replica_log::ReplicaLog;
@@ -55,9 +55,9 @@ impl NodeLog {
         dir: impl AsRef<Path>,
         options: NodeLogOptions,
         limit: u64,
-        pressed: Arc<Notify>,
+        alarms: Alarms,
     ) -> Result<Self, StoreError> {
-        let shared = NodeLogInner::open(dir.as_ref(), options, limit, pressed)?;
+        let shared = NodeLogInner::open(dir.as_ref(), options, limit, alarms)?;
         Ok(Self {
             shared: Arc::new(shared),
         })
@@ -310,7 +310,7 @@ impl NodeLog {
     /// The log's; [`StoreError::Frame`] where a later version wrote it.
     pub fn open(dir: impl AsRef<Path>, options: NodeLogOptions) -> Result<Self, StoreError> {
         let limit = options.limit_in(dir.as_ref());
-        Self::open_with(dir, options, limit, Arc::default())
+        Self::open_with(dir, options, limit, Alarms::default())
     }
 
     /// Completes what waits for what is durable by now: for logs without threads, in simulations.

@@ -8,13 +8,12 @@ use std::sync::{Arc, Weak};
 use arc_swap::ArcSwap;
 use collie_log::{Level, Log, LogError, LogOptions, Lsn, RecoveryMode, Span, Worker};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 
 use crate::ids::{GroupId, ReplicaId};
 use crate::raftlog::completion::{Completion, Done};
 use crate::raftlog::error::StoreError;
 use crate::raftlog::frames::{Directory, Listed, NODE_STREAM, STREAMS, State, StreamFrame, Tombstone};
-use crate::raftlog::limit::{Cuts, Limit, used};
+use crate::raftlog::limit::{Alarms, Cuts, Limit, used};
 use crate::raftlog::options::NodeLogOptions;
 use crate::raftlog::recovery::{QUARANTINED, Quarantined, Recovered, Recovery};
 use crate::raftlog::state::{Presence, ReplicaStream, StreamIdentity, StreamState};
@@ -50,8 +49,6 @@ pub(super) struct NodeLogInner {
     pub(super) withheld: AtomicBool,
     /// Bytes of entries that room is reserved for.
     pub(super) reserved: AtomicU64,
-    /// Something was refused since who waits for room was last woken.
-    pub(super) has_refused: AtomicBool,
     pub(super) dir: PathBuf,
 }
 
@@ -134,7 +131,7 @@ impl NodeLogInner {
         dir: &Path,
         options: NodeLogOptions,
         limit: u64,
-        pressed: Arc<Notify>,
+        alarms: Alarms,
     ) -> Result<Self, StoreError> {
         let options = options.fitting(limit);
         let log_options = LogOptions {
@@ -153,12 +150,11 @@ impl NodeLogInner {
             completion: Completion::default(),
             node: Mutex::new(Registry::recovered(recovered, &log)),
             options,
-            limit: Limit::new(limit, pressed),
+            limit: Limit::new(limit, alarms),
             counters: Counters::default(),
             may_take_over: AtomicBool::new(true),
             withheld: AtomicBool::new(false),
             reserved: AtomicU64::new(0),
-            has_refused: AtomicBool::new(false),
             dir: dir.to_owned(),
             log,
         };

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use collie_cluster::testing::map::{
-    Changes, Map, MapError, Moved, NodeRole, Nodes, PartitionRecord, Stuck, leave, moved, plan, set_role,
-    stuck, voters,
+    Changes, Map, MapError, MapMember, Moved, NodeRole, Nodes, PartitionRecord, Stuck, has_split, leave,
+    moved, plan, set_role, split, stuck, voters,
 };
 use proptest::prelude::*;
 
@@ -357,6 +357,46 @@ fn partitions_without_a_majority_keep_no_others_from_moving() {
     let on = plan(&begun, &now).unwrap().partitions;
     assert!(on.iter().all(|partition| partition.group != moving[0]));
     assert!(on.iter().any(|partition| partition.member_on(6).is_some()));
+}
+
+#[test]
+fn a_partition_that_is_being_split_moves_when_it_has_been() {
+    let before = map(3, 2, 3, 4);
+    let now = nodes(&before, &[], false);
+    let splitting = before.clone().with(split(&before, 5000).unwrap().unwrap());
+    assert_eq!(split(&splitting, 5000), Ok(None));
+    assert!(
+        split(&splitting, 5001)
+            .unwrap_err()
+            .contains("is being split at slot 5000")
+    );
+    let partition = splitting.partitions[&1].clone();
+    let new = partition.split.clone().unwrap();
+    assert_eq!((new.group, new.first), (3, 5000));
+    let draining = begun(&given(splitting, 2, NodeRole::Drains), &now);
+    assert_eq!(moving(&draining), [2], "the other one");
+    assert!(
+        split(&draining, 12_000)
+            .unwrap_err()
+            .contains("move: ask again when they have")
+    );
+    assert!(has_split(&draining, 2, draining.partitions[&2].changed).is_err());
+    let done = draining
+        .clone()
+        .with(has_split(&draining, 1, partition.changed).unwrap().unwrap());
+    let slots = |group| done.partitions[&group].slots();
+    assert_eq!(
+        [slots(1), slots(3), slots(2)],
+        [0..=4999, 5000..=8191, 8192..=16_383]
+    );
+    let places = |members: &[MapMember]| members.iter().map(|one| (one.node, one.disk)).collect::<Vec<_>>();
+    assert_eq!(places(&done.partitions[&3].members), places(&partition.members));
+    assert_eq!(done.partitions[&3].begins, 0, "none begins it alone");
+    // Said again, and by a leader that knows an older map.
+    assert_eq!(has_split(&done, 1, partition.changed), Ok(None));
+    let after = settle(done, &now);
+    assert_eq!(on_node(&after)[&2], 0);
+    assert!(has_split(&after, 1, partition.changed).is_err());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use collie_cluster::Begin;
 use collie_cluster::testing::map::{LEVEL_OF_SPLITS, PartitionRecord};
-use collie_server::cluster::{NodeRequest, Route, Settled, Walked};
+use collie_server::cluster::{NodeRequest, Refused, Route, Settled, Walked};
 
 use super::moves::ask;
 use super::sites::{Site, bootstrap, cluster, settled, sites, until};
@@ -168,6 +168,34 @@ fn a_split_goes_on_when_nodes_die_in_the_middle() {
         settled(&sites, 3, round as u16 + 2);
         assert_eq!(SLOTS.map(|slot| read(&sites, slot)), counted, "round {round}");
     }
+}
+
+#[test]
+fn what_was_read_before_a_split_holds_for_the_slots_that_stay() {
+    let sites = cluster(1, 1, 1);
+    let partition = until(&sites, "a leader", || {
+        match sites[0].with(|node, _| node.cluster().route(7)) {
+            Route::Here(partition) => Some(partition),
+            _ => None,
+        }
+    });
+    let since = partition.leadership().unwrap();
+    ask(&sites[0], NodeRequest::Split(12_000)).unwrap();
+    split(&sites, 2);
+    let confirm = |slots| sites[0].with(|_, runtime| runtime.block_on(partition.confirm(since, slots, None)));
+    assert_eq!(confirm(7..=7), Settled::Holds);
+    assert_eq!(confirm(11_999..=11_999), Settled::Holds);
+    assert_eq!(
+        confirm(12_000..=12_000),
+        Settled::TryAgain,
+        "another group may have changed them"
+    );
+    assert_eq!(confirm(partition.slots()), Settled::TryAgain);
+    let begun = partition.begin(12_000, &[ROW], Duration::ZERO);
+    assert!(
+        matches!(begun, Err(Refused::NotNow)),
+        "by who has not heard of it"
+    );
 }
 
 #[test]

@@ -51,7 +51,7 @@ pub(super) async fn make_beside(
     blocking(made).await?;
     loop {
         match host.begin(beside.clone()).await {
-            Err(full) if full.is_no_room() && waits() => sleep(ROOM_PAUSE).await,
+            Err(full) if full.is_full_disk() && waits() => sleep(ROOM_PAUSE).await,
             begun => return begun.map_err(io::Error::other),
         }
     }

@@ -8,6 +8,7 @@ use crate::replica_store::MachineError;
 
 /// From one look for room on a full device to the next.
 const ROOM_PAUSE: Duration = Duration::from_millis(200);
+
 /// Does something up to an entry as soon as the device of the tables has room for it; blocks.
 pub(super) fn when_there_is_room<T>(
     id: &EntryId,
@@ -17,7 +18,7 @@ pub(super) fn when_there_is_room<T>(
     let mut reported = false;
     loop {
         match attempt() {
-            Err(MachineError::Db(error @ collie_db::Error::StorageFull { .. })) if waits() => {
+            Err(error) if error.is_no_room() && waits() => {
                 if !std::mem::replace(&mut reported, true) {
                     tracing::error!(%id, %error, "a replica waits until there is room for its tables");
                 }

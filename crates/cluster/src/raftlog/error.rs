@@ -168,7 +168,7 @@ impl StoreError {
     }
 
     /// Whether it says that a file could not be written as its disk is full, as where a log is opened.
-    pub(super) fn is_full_disk(&self) -> bool {
+    pub(crate) fn is_full_disk(&self) -> bool {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};
         match self {
             Self::Log(LogError::Io { source, .. }) => matches!(source.kind(), StorageFull | QuotaExceeded),

@@ -28,6 +28,11 @@ pub enum Reply {
     Array(Vec<Reply>),
 }
 
+/// The server answered, with an error.
+#[derive(Debug, thiserror::Error)]
+#[error("the server refused: {0}")]
+pub struct Refusal(pub String);
+
 /// What secures a connection.
 pub struct Tls {
     /// The certificates that are trusted, and the client's own.
@@ -199,19 +204,19 @@ impl Reply {
     /// That it is no error, nor has one in it.
     ///
     /// # Errors
-    /// The server's error.
+    /// The server's error, as a [`Refusal`].
     pub fn good(self) -> io::Result<Self> {
-        match &self {
-            Self::Error(text) => Err(io::Error::other(format!("the server refused: {text}"))),
-            Self::Array(elements) => {
-                for element in elements {
-                    if let Self::Error(text) = element {
-                        return Err(io::Error::other(format!("the server refused: {text}")));
-                    }
-                }
-                Ok(self)
-            }
-            _ => Ok(self),
+        let elements = match &self {
+            Self::Array(elements) => &elements[..],
+            one => std::slice::from_ref(one),
+        };
+        let error = elements.iter().find_map(|element| match element {
+            Self::Error(text) => Some(text.clone()),
+            _ => None,
+        });
+        match error {
+            Some(text) => Err(io::Error::other(Refusal(text))),
+            None => Ok(self),
         }
     }
 }

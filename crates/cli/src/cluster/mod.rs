@@ -1,6 +1,7 @@
 //! `collie cluster`: a cluster on this machine, and the state of any.
 
 mod access;
+mod asking;
 mod ca;
 mod local;
 mod nodes;

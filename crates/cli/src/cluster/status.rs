@@ -13,7 +13,7 @@ use collie_io::{Clock, RealClock};
 use super::access::Access;
 use super::local::LocalCluster;
 use super::verdict::{Health, NOT_ASKED, Node, Verdict};
-use super::view::{View, ask, words};
+use super::view::{self, View, ask, words};
 use crate::args::StatusArgs;
 
 /// While leaders change, clients wait as long before they get an error.
@@ -105,7 +105,9 @@ fn ask_all<'a>(
         let views: Vec<_> = thread::scope(|scope| {
             let asking: Vec<_> = next
                 .iter()
-                .map(|at| scope.spawn(move || ask(access, *at).map_err(|error| words(&error))))
+                .map(|at| {
+                    scope.spawn(move || ask(access, *at).map_err(|error| words(&error, view::PATIENCE)))
+                })
                 .collect();
             let answer = |asking: thread::ScopedJoinHandle<'_, Result<View, String>>| {
                 asking

@@ -10,7 +10,7 @@ use collie_cli::resp::{Client, Reply};
 use super::access::Access;
 
 /// A node that serves answers within this time.
-const PATIENCE: Duration = Duration::from_secs(3);
+pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Lines of `name:value`, as `CLUSTER INFO` answers.
 #[derive(Debug, Default)]
@@ -100,8 +100,8 @@ pub(super) fn ask(access: &Access, at: SocketAddr) -> io::Result<View> {
     })
 }
 
-/// Why a node could not be asked, and what to do.
-pub(super) fn words(error: &io::Error) -> String {
+/// Why a node could not be asked, which had so long to answer, and what to do.
+pub(super) fn words(error: &io::Error, patience: Duration) -> String {
     let text = error.to_string();
     if text.contains("NOAUTH") {
         return "it asks for a password: give --password-file, or COLLIE_PASSWORD in the environment"
@@ -113,7 +113,7 @@ pub(super) fn words(error: &io::Error) -> String {
     }
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            format!("no answer within {} s", PATIENCE.as_secs())
+            format!("no answer within {} s", patience.as_secs())
         }
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
             format!("it ended the connection ({text}): if clients speak TLS to it, give --tls-ca-cert-file")

@@ -22,6 +22,7 @@ mod operations;
 #[path = "../outputs/mod.rs"]
 mod outputs;
 mod reload;
+mod requests;
 mod rings;
 mod serve;
 #[path = "../shared/mod.rs"]

@@ -34,11 +34,14 @@ pub(super) async fn ask(inner: &ClusterInner, request: MapRequest) -> Result<(),
         Ok(Response::Refusal(refusal)) => Err(refusal.to_string()),
         Ok(other) => Err(format!("expected an answer to that, found {}", other.kind())),
         // An older version ends the connection when it is asked this.
-        Err(_) if matches!(request, MapRequest::Finalize(_)) => Err(format!(
+        Err(error) if error.may_be_done() && matches!(request, MapRequest::Finalize(_)) => Err(format!(
             "node {node}, which leads the map, does not answer, or is of an older version: run this version on all nodes, \
              and ask again"
         )),
-        Err(error) => Err(error.to_string()),
+        // Another node may reach it, or there is another leader soon.
+        Err(error) => Err(format!(
+            "node {node}, which leads the map, does not answer this node ({error}): ask again"
+        )),
     }
 }
 

@@ -84,6 +84,14 @@ pub enum PeerError {
     },
 }
 
+impl PeerError {
+    /// Whether what was requested may have been carried out, or may still be.
+    #[must_use]
+    pub fn may_be_done(&self) -> bool {
+        matches!(self, Self::Lost { .. } | Self::Late { .. })
+    }
+}
+
 /// Why a connection is not taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum GreetingError {

@@ -27,6 +27,9 @@ pub(crate) enum ClusterCommand {
     /// Lists the nodes of a cluster: whether each is to have replicas, how many it has and leads, and how
     /// many are on their way.
     Nodes(NodesArgs),
+    /// Lists the partitions of a cluster: which slots each has, which node leads it, which have it, and whether it is
+    /// served, moves or is split.
+    Partitions(NodesArgs),
     /// Moves the replicas of a node to other nodes. It stays in the cluster, without any.
     Drain(OneNodeArgs),
     /// Lets a node have replicas again that was drained, or was to be removed.
@@ -41,7 +44,7 @@ pub(crate) enum ClusterCommand {
     /// partition. `status` shows how many are still to move.
     Layout(LayoutArgs),
     /// Splits a partition, while it serves: a slot of it and all behind go to a new partition, on the same nodes.
-    /// `CLUSTER SLOTS` shows which slots a partition has.
+    /// `partitions` shows which slots a partition has.
     Split(SplitArgs),
     /// After an upgrade of all nodes: has the cluster use what the new version can. Before that, nodes can go
     /// back to the version before.
@@ -63,7 +66,7 @@ pub(crate) struct WhereArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct NodesArgs {
-    /// Print one JSON object per node.
+    /// Print one JSON object per line of the table.
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
@@ -102,8 +105,8 @@ pub(crate) struct LayoutArgs {
     /// Only of the partitions on this data disk of the node, counted from 0.
     #[arg(long, value_name = "N", conflicts_with = "partition")]
     pub(crate) disk: Option<u32>,
-    /// Only of this partition, named by the number of its group.
-    #[arg(long, value_name = "GROUP")]
+    /// Only of this partition, by its number, as `partitions` lists it.
+    #[arg(long, value_name = "NUMBER")]
     pub(crate) partition: Option<u64>,
     #[command(flatten)]
     pub(crate) at: WhereArgs,

@@ -151,6 +151,26 @@ impl Fields {
             found => Err(unlike("number", name, found)),
         }
     }
+
+    /// A number, or nothing.
+    pub(super) fn optional(&self, name: &str) -> io::Result<Option<i64>> {
+        match self.0.get(name) {
+            Some(Reply::Number(number)) => Ok(Some(*number)),
+            Some(Reply::Nothing) => Ok(None),
+            found => Err(unlike("number", name, found)),
+        }
+    }
+
+    pub(super) fn numbers(&self, name: &str) -> io::Result<Vec<i64>> {
+        let Some(Reply::Array(numbers)) = self.0.get(name) else {
+            return Err(unlike("list of numbers", name, self.0.get(name)));
+        };
+        let number = |reply: &Reply| match reply {
+            Reply::Number(number) => Ok(*number),
+            found => Err(unlike("list of numbers", name, Some(found))),
+        };
+        numbers.iter().map(number).collect()
+    }
 }
 
 fn unlike(what: &str, name: &str, found: Option<&Reply>) -> io::Error {

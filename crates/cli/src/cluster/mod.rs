@@ -5,6 +5,7 @@ mod asking;
 mod ca;
 mod local;
 mod nodes;
+mod partitions;
 mod status;
 mod up;
 mod verdict;
@@ -25,6 +26,7 @@ pub(crate) fn run(command: &ClusterCommand) -> anyhow::Result<Outcome> {
             None => status::status(args),
         },
         ClusterCommand::Nodes(args) => nodes::nodes(args),
+        ClusterCommand::Partitions(args) => partitions::partitions(args),
         ClusterCommand::Drain(args) => {
             let (node, follows) = (args.number, "its replicas move to other nodes");
             nodes::change(&args.at, &["DRAIN", &node.to_string()], follows)

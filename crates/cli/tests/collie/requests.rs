@@ -6,7 +6,7 @@ use std::process::Output;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use crate::common::{run, stderr};
+use crate::common::{json_lines, run, stderr};
 
 /// A node that gives these answers, one after the other, and the last one again.
 struct Played {
@@ -119,4 +119,42 @@ fn where_no_node_answers_each_is_named() {
     for node in nodes {
         assert!(stderr(&output).contains(&node.to_string()), "{output:?}");
     }
+}
+
+#[test]
+fn partitions_are_listed_by_a_node_that_sees_all_served() {
+    let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
+    let list = |served: &str, leader: &str| {
+        let fields = [
+            ("partition", ":7\r\n".to_owned()),
+            ("first", ":0\r\n".to_owned()),
+            ("last", ":511\r\n".to_owned()),
+            ("leader", format!("{leader}\r\n")),
+            ("split_at", ":300\r\n".to_owned()),
+            ("served", bulk(served)),
+            ("nodes", "*2\r\n:1\r\n:2\r\n".to_owned()),
+            ("joining", "*1\r\n:3\r\n".to_owned()),
+            ("leaving", "*0\r\n".to_owned()),
+        ];
+        let fields: String = fields.iter().map(|(name, value)| bulk(name) + value).collect();
+        // The test adds the last line break.
+        format!("*1\r\n*18\r\n{fields}").trim_end().to_owned()
+    };
+    let (cut_off, sees) = (
+        Played::with(&[&list("no", "$-1")]),
+        Played::with(&[&list("yes", ":2")]),
+    );
+    let nodes = [cut_off.address, sees.address];
+    let output = cluster(&["partitions"], &nodes);
+    let table = String::from_utf8(output.stdout).unwrap();
+    let line = "        7 0-511            2 1,2         served, moves to 3, is split at 300";
+    assert_eq!(table.lines().nth(1), Some(line), "{table}");
+    let output = cluster(&["partitions", "--json"], &nodes);
+    let expected = serde_json::json!({
+        "partition": 7, "first": 0, "last": 511, "leader": 2, "served": true,
+        "nodes": [1, 2], "joining": [3], "leaving": [], "split_at": 300,
+    });
+    assert_eq!(json_lines(&output), [expected]);
+    let output = cluster(&["partitions"], &nodes[..1]);
+    assert!(String::from_utf8_lossy(&output.stdout).contains(" - 1,2         not served, moves"));
 }

@@ -6,7 +6,7 @@ use tokio::runtime::Handle;
 
 use super::numbers::is;
 use super::row::{self, Command, container};
-use crate::cluster::{LogLayout, LogsOf, NodeInfo, NodeRequest, NodeRole, SLOTS, Topology};
+use crate::cluster::{LogLayout, LogsOf, NodeInfo, NodeRequest, NodeRole, PartitionInfo, SLOTS, Topology};
 use crate::cost::Aside;
 use crate::exec::{Exec, Flow, Outcome};
 use crate::failure::{Failure, text};
@@ -48,6 +48,15 @@ const SUBCOMMANDS: &[Command] = &[
         .categories(CATEGORIES),
     Command::new("collie.node|list", 2, list)
         .about("7.0.0", "cluster", "Lists the nodes and what they have.")
+        .flags(&["stale"])
+        .categories(&["@slow"])
+        .tips(&["nondeterministic_output"]),
+    Command::new("collie.node|partitions", 2, list_partitions)
+        .about(
+            "7.0.0",
+            "cluster",
+            "Lists the partitions, and which nodes have them.",
+        )
         .flags(&["stale"])
         .categories(&["@slow"])
         .tips(&["nondeterministic_output"]),
@@ -176,8 +185,51 @@ fn list(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     Ok(Flow::Next)
 }
 
+fn list_partitions(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    let topology = partitions(exec)?.cluster.topology();
+    exec.reply.array(topology.partitions.len());
+    for partition in &topology.partitions {
+        push_partition(exec, partition);
+    }
+    Ok(Flow::Next)
+}
+
+fn push_partition(exec: &mut Exec<'_>, partition: &PartitionInfo) {
+    let reply = &mut exec.reply;
+    let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    let numbers = [
+        ("partition", Some(number(partition.group))),
+        ("first", Some((*partition.slots.start()).into())),
+        ("last", Some((*partition.slots.end()).into())),
+        ("leader", partition.leader.map(number)),
+        ("split_at", partition.split_at.map(i64::from)),
+    ];
+    let nodes = [
+        ("nodes", &partition.replicas),
+        ("joining", &partition.joining),
+        ("leaving", &partition.leaving),
+    ];
+    reply.map(numbers.len() + 1 + nodes.len());
+    for (name, value) in numbers {
+        reply.bulk(name.as_bytes());
+        match value {
+            Some(value) => reply.integer(value),
+            None => reply.null(),
+        }
+    }
+    reply.bulk(b"served");
+    reply.bulk(if partition.is_served { b"yes" } else { b"no" });
+    for (name, nodes) in nodes {
+        reply.bulk(name.as_bytes());
+        reply.array(nodes.len());
+        for node in nodes {
+            reply.integer(number(*node));
+        }
+    }
+}
+
 fn push(exec: &mut Exec<'_>, topology: &Topology, node: &NodeInfo) {
-    let count = |is_of: &dyn Fn(&crate::cluster::PartitionInfo) -> bool| {
+    let count = |is_of: &dyn Fn(&PartitionInfo) -> bool| {
         let of_node = topology.partitions.iter().filter(|partition| is_of(partition));
         i64::try_from(of_node.count()).unwrap_or(i64::MAX)
     };

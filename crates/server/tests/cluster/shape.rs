@@ -335,6 +335,25 @@ fn nodes_are_listed_and_what_is_asked_of_them_is_handed_on() {
 }
 
 #[test]
+fn partitions_are_listed_with_their_slots_and_nodes() {
+    let node = node(2);
+    let mut client = node.client();
+    node.fake.partitions[1].set_role(Role::Leaderless);
+    let listed = client.line("COLLIE.NODE PARTITIONS");
+    let partition = |number: u16, slots: (u16, u16), leader: &str, served: &str| {
+        format!(
+            "*18\r\n$9\r\npartition\r\n:{number}\r\n$5\r\nfirst\r\n:{}\r\n$4\r\nlast\r\n:{}\r\n$6\r\nleader\r\n\
+             {leader}\r\n$8\r\nsplit_at\r\n:12000\r\n$6\r\nserved\r\n{served}\r\n\
+             $5\r\nnodes\r\n*3\r\n:1\r\n:2\r\n:3\r\n$7\r\njoining\r\n*0\r\n$7\r\nleaving\r\n*0\r\n",
+            slots.0, slots.1
+        )
+    };
+    let expected =
+        partition(1, (0, 8191), ":1", "$3\r\nyes") + &partition(2, (8192, 16_383), "$-1", "$2\r\nno");
+    assert_eq!(listed, format!("*2\r\n{expected}"));
+}
+
+#[test]
 fn what_the_cluster_does_itself_is_refused_with_what_to_use() {
     let node = node(1);
     let mut client = node.client();

@@ -220,6 +220,25 @@ fn status_says_what_a_client_would_meet() {
 }
 
 #[test]
+fn a_layout_that_a_stopped_node_was_asked_for_may_come_later() {
+    let nodes = Nodes::start(tempfile::tempdir().unwrap(), &[]);
+    nodes.until("all is well", 0, &[]);
+    let (first, stopped) = (
+        nodes.nodes[0].client.to_string(),
+        nodes.nodes[1].client.to_string(),
+    );
+    let listed = json_lines(&run(["cluster", "nodes", "--json", "--node", &first]));
+    let listed = listed.iter().find(|node| node["address"] == stopped);
+    let number = listed.unwrap()["number"].to_string();
+    nodes.signal(1, Signal::STOP);
+    let asked = run(["cluster", "layout", &number, "private", "--node", &first]);
+    nodes.signal(1, Signal::CONT);
+    let expected = format!("node {number} does not answer, and its logs may move all the same");
+    assert!(stderr(&asked).contains(&expected), "{asked:?}");
+    assert_eq!(asked.status.code(), Some(1));
+}
+
+#[test]
 fn idle_nodes_park_all_replicas_and_leave_huge_pages_alone() {
     let nodes = Nodes::start(tempfile::tempdir().unwrap(), &[]);
     nodes.until("all is well", 0, &[]);

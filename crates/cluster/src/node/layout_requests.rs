@@ -6,6 +6,7 @@ use crate::ids::ReplicaId;
 use crate::layouts::{Layout, Layouts};
 use crate::node::layouts::{Homes, LEVEL_OF_LAYOUTS};
 use crate::node::shared::ClusterInner;
+use crate::transport::PeerError;
 use crate::transport::wire::{LayoutOf, MapRequest, NodeId};
 
 /// Has a node move the logs of replicas.
@@ -25,9 +26,23 @@ pub(super) async fn ask(inner: &ClusterInner, node: NodeId, request: MapRequest)
             nodes.join(", ")
         ));
     };
-    match (node == inner.number(), &request) {
+    let answer = match (node == inner.number(), &request) {
         (true, MapRequest::Layout { of, layout }) => answer(inner, *of, *layout).await,
-        _ => inner.ask_node(record, request).await,
+        _ => {
+            let asked = inner.ask_node(record, request).await;
+            asked.map_err(|error| unanswered(node, &error))?
+        }
+    };
+    answer.map_err(|problem| format!("node {node}: {problem}"))
+}
+
+fn unanswered(node: NodeId, error: &PeerError) -> String {
+    match error.may_be_done() {
+        true => format!(
+            "node {node} does not answer, and its logs may move all the same, at once or later: `collie cluster status` \
+             shows whether they do"
+        ),
+        false => format!("nothing was changed: {error}"),
     }
 }
 

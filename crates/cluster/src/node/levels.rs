@@ -54,7 +54,10 @@ async fn all_agree(inner: &ClusterInner, map: &Map, request: &MapRequest) -> Res
     let asked = map.nodes.values().map(async |node| {
         let agrees = match node.number == inner.number() {
             true => answer(inner, request).await,
-            false => inner.ask_node(node, request.clone()).await,
+            false => {
+                let asked = inner.ask_node(node, request.clone()).await;
+                asked.unwrap_or_else(|_| Err("it does not answer, or is of an older version".to_owned()))
+            }
         };
         agrees.map_err(|problem| format!("node {}: {problem}", node.number))
     });

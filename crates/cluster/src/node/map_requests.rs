@@ -2,11 +2,11 @@
 
 use crate::map::{self, MAP_GROUP, Map, Moved, NodeRole};
 use crate::node::changing::{change, decided};
-use crate::node::shared::ClusterInner;
+use crate::node::shared::{ClusterInner, changed};
 use crate::node::{layout_requests, levels};
 use crate::raft::Replica;
 use crate::transport::Call;
-use crate::transport::wire::{MapRequest, Request, Response};
+use crate::transport::wire::{MapRequest, Request};
 
 /// Has the leader of group 0 change the map, on this node or on another one. What was asked for is in the map when
 /// this returns, or not: then the error says why, and it may be asked for again.
@@ -29,10 +29,7 @@ pub(super) async fn ask(inner: &ClusterInner, request: MapRequest) -> Result<(),
         within: inner.options.times.command,
     };
     match inner.peers().call(call).await {
-        Ok(Response::MapChanged) => Ok(()),
-        Ok(Response::Refusal(crate::transport::wire::Refusal::Failed(problem))) => Err(problem),
-        Ok(Response::Refusal(refusal)) => Err(refusal.to_string()),
-        Ok(other) => Err(format!("expected an answer to that, found {}", other.kind())),
+        Ok(answer) => changed(answer),
         // An older version ends the connection when it is asked this.
         Err(error) if error.may_be_done() && matches!(request, MapRequest::Finalize(_)) => Err(format!(
             "node {node}, which leads the map, does not answer, or is of an older version: run this version on all nodes, \

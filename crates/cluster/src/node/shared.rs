@@ -19,8 +19,8 @@ use crate::node::options::ClusterOptions;
 use crate::node::routing::{Routing, is_alive};
 use crate::node::steady::SteadyClock;
 use crate::raft::Replica;
-use crate::transport::wire::{MapRequest, NodeId, Request, Response};
-use crate::transport::{Call, NodeStates, Peers};
+use crate::transport::wire::{MapRequest, NodeId, Refusal, Request, Response};
+use crate::transport::{Call, NodeStates, PeerError, Peers};
 
 /// What the tasks of a node share.
 pub(super) struct ClusterInner {
@@ -110,8 +110,15 @@ impl ClusterInner {
         self.is_alive(&self.peers().states().borrow(), node)
     }
 
-    /// Asks another node about what is its own, not the map's.
-    pub(super) async fn ask_node(&self, node: &NodeRecord, request: MapRequest) -> Result<(), String> {
+    /// Asks another node about what is its own, not the map's. The inner error is that of the node.
+    ///
+    /// # Errors
+    /// There is no answer: a node of an older version ends the connection.
+    pub(super) async fn ask_node(
+        &self,
+        node: &NodeRecord,
+        request: MapRequest,
+    ) -> Result<Result<(), String>, PeerError> {
         let call = Call {
             node: node.number,
             group: MAP_GROUP,
@@ -120,15 +127,10 @@ impl ClusterInner {
             request: Request::ChangeMap(request),
             within: self.options.times.append,
         };
-        match self.peers().call(call).await {
-            Ok(Response::MapChanged) => Ok(()),
-            Ok(Response::Refusal(refusal)) => Err(refusal.to_string()),
-            Ok(other) => Err(format!("expected an answer to that, found {}", other.kind())),
-            Err(error) => {
-                tracing::debug!(%error, node = node.number, "a node does not answer a question about itself");
-                Err("it does not answer, or is of an older version".to_owned())
-            }
-        }
+        let answer = self.peers().call(call).await.inspect_err(|error| {
+            tracing::debug!(%error, node = node.number, "a node does not answer a question about itself");
+        })?;
+        Ok(changed(answer))
     }
 
     /// Lets a replica of this node stand for election, or not: none does once the node is about to end.
@@ -188,6 +190,16 @@ impl ClusterInner {
     /// The node's own store.
     pub(super) fn db(&self) -> &Db {
         self.store.db()
+    }
+}
+
+/// What another node says of a change.
+pub(super) fn changed(answer: Response) -> Result<(), String> {
+    match answer {
+        Response::MapChanged => Ok(()),
+        Response::Refusal(Refusal::Failed(problem)) => Err(problem),
+        Response::Refusal(refusal) => Err(refusal.to_string()),
+        other => Err(format!("expected an answer to that, found {}", other.kind())),
     }
 }
 

@@ -132,24 +132,32 @@ fn a_layout_is_refused_with_what_is_wrong() {
     let sites = cluster(LEVEL);
     let refused = |request, text: &str| {
         let refusal = ask(&sites[1], request).unwrap_err();
-        assert!(refusal.contains(text), "{refusal}");
+        assert!(refusal.starts_with(text), "{refusal}");
     };
     refused(
         layout(9, LogsOf::Node, LogLayout::Shared),
-        "has no node 9; it has nodes 1, 2, 3",
+        "the cluster has no node 9; it has nodes 1, 2, 3",
     );
     refused(
         layout(1, LogsOf::Disk(2), LogLayout::Shared),
-        "no disk 2: it has 2, counted from 0",
+        "node 1: this node has no disk 2: it has 2, counted from 0",
     );
     refused(
         layout(2, LogsOf::Disk(2), LogLayout::Shared),
-        "no disk 2: it has 2, counted from 0",
+        "node 2: this node has no disk 2: it has 2, counted from 0",
     );
     refused(
         layout(1, LogsOf::Partition(77), LogLayout::Shared),
-        "no replica of partition 77",
+        "node 1: this node has no replica of partition 77",
     );
+    sites[0].close();
+    until(&sites, "a refusal that names what is wrong", || {
+        let asked = ask(&sites[1], layout(1, LogsOf::Node, LogLayout::Shared)).unwrap_err();
+        // As long as the end was not noticed, the request may be on its way.
+        (!asked.starts_with("node 1 does not answer, and its logs may move")).then(|| {
+            assert!(asked.starts_with("nothing was changed: "), "{asked}");
+        })
+    });
 }
 
 /// A version that does not speak the level would take a copy that is not complete for the replica.

@@ -63,7 +63,7 @@ pub(super) struct Node {
     /// The problems that it reports of itself.
     pub(super) problems: Vec<String>,
     /// How many of its replicas have logs elsewhere than its layout has them.
-    pub(super) logs_to_move: u64,
+    pub(super) logs_to_move: Option<u64>,
 }
 
 /// The cluster.
@@ -126,7 +126,7 @@ impl Verdict {
                 slots: led.map(|(first, last)| u64::from(last - first) + 1).sum(),
                 keys: view.and_then(|view| view.keys),
                 problems: view.map(|view| view.info.problems()).unwrap_or_default(),
-                logs_to_move: view.map_or(0, |view| view.info.number("collie_logs_to_move")),
+                logs_to_move: view.map(|view| view.info.number("collie_logs_to_move")),
             });
         }
         let served = by_slot.iter().filter(|is_served| **is_served).count() as u64;
@@ -195,6 +195,15 @@ mod tests {
     }
 
     const ALL: [bool; 3] = [true; 3];
+
+    #[test]
+    fn of_a_node_that_does_not_answer_nothing_is_known() {
+        let two = [true, true, false];
+        let away = verdict([view(two, &[(0, 99)]), view(two, &[(100, 16_383)]), silent()]);
+        let known = away.nodes.iter().map(|node| (node.keys, node.logs_to_move));
+        let known: Vec<_> = known.collect();
+        assert_eq!(known, [(Some(0), Some(0)), (Some(0), Some(0)), (None, None)]);
+    }
 
     #[test]
     fn all_is_well_where_all_answer_and_all_slots_are_led() {

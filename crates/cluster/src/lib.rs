@@ -65,7 +65,7 @@ mod transport;
 
 pub use identity::{Asked, IdentityError, MARK, NodeIdentity, is_node};
 pub use layouts::{Layout, Layouts};
-pub use node::{Begin, ClusterError, ClusterNode, ClusterOptions, NodeError};
+pub use node::{Begin, ClusterError, ClusterNode, ClusterOptions, LEVEL_OF_LAYOUTS, NodeError};
 pub use raftlog::{NodeLogOptions, NodeStoreOptions};
 pub use transport::{Network, PlainTcp, TLS_NAME, TlsContents, TlsError, TlsFiles, TlsTcp, Validity};
 

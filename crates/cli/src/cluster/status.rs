@@ -153,13 +153,8 @@ pub(super) fn show(results: &mut Results, args: &StatusArgs, verdict: &Verdict) 
             results.line(format_args!("{}: {problem}", node.address))?;
         }
     }
-    for node in &verdict.nodes {
-        if let Some(logs) = node.logs_to_move.filter(|logs| *logs > 0) {
-            results.line(format_args!(
-                "{}: the logs of {logs} replicas are to move to where the layout has them",
-                node.address
-            ))?;
-        }
+    for line in verdict.moves() {
+        results.line(format_args!("{line}"))?;
     }
     if verdict.splits > 0 {
         results.line(format_args!(

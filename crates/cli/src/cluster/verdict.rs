@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use collie_cluster::LEVEL_OF_LAYOUTS;
 use collie_server::cluster::SLOTS;
 use serde::{Serialize, Serializer};
 
@@ -99,6 +100,28 @@ impl Node {
 }
 
 impl Verdict {
+    /// Which nodes have logs that are to move, a line each. Before all nodes of an upgrade run the new version that is
+    /// no problem, and may last: it waits for the operator.
+    pub(super) fn moves(&self) -> Vec<String> {
+        let why = match self.level < u64::from(LEVEL_OF_LAYOUTS) {
+            true => format!(
+                ". They move from feature level {LEVEL_OF_LAYOUTS} on, and the cluster has level {}: `collie cluster \
+                 finalize` once all nodes run this version to stay",
+                self.level
+            ),
+            false => String::new(),
+        };
+        let nodes = self.nodes.iter();
+        let to_move = nodes.filter_map(|node| Some((node, node.logs_to_move.filter(|logs| *logs > 0)?)));
+        let line = |(node, logs): (&Node, u64)| {
+            format!(
+                "{}: the logs of {logs} replicas are to move to where the layout has them{why}",
+                node.address
+            )
+        };
+        to_move.map(line).collect()
+    }
+
     /// By the views of all nodes that answered, and why others did not.
     pub(super) fn of(asked: &BTreeMap<String, Result<View, String>>) -> Self {
         let views: Vec<&View> = asked.values().filter_map(|asked| asked.as_ref().ok()).collect();
@@ -169,6 +192,7 @@ fn ranges_without(by_slot: &[bool]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::view::Info;
 
     /// What a node at port 1, 2 or 3 says: whom it hears, and which slots it leads.
     fn view(hears: [bool; 3], led: &[(u16, u16)]) -> Result<View, String> {
@@ -195,6 +219,33 @@ mod tests {
     }
 
     const ALL: [bool; 3] = [true; 3];
+
+    /// An upgrade of which the first node has got another layout too. Node by node goes on where all is well.
+    #[test]
+    fn logs_that_wait_for_a_level_are_said_to_and_no_problem() {
+        let at_level = |level: u64, to_move: u64| {
+            let lines = [("collie_level", level), ("collie_logs_to_move", to_move)];
+            let mut view = view(ALL, &[(0, 16_383)]).unwrap();
+            view.info = Info::of(lines.map(|(name, value)| (name.to_owned(), value.to_string())));
+            Ok(view)
+        };
+        let waits = verdict([at_level(2, 5), at_level(2, 0), at_level(2, 0)]);
+        assert_eq!(waits.state, Health::Well);
+        let [line] = &waits.moves()[..] else {
+            panic!("{:?}", waits.moves());
+        };
+        assert!(
+            line.starts_with("1: the logs of 5 replicas are to move"),
+            "{line}"
+        );
+        assert!(
+            line.contains("from feature level 3 on, and the cluster has level 2"),
+            "{line}"
+        );
+        let moves = verdict([at_level(3, 5), at_level(3, 1), at_level(3, 0)]).moves();
+        assert_eq!(moves.len(), 2);
+        assert!(moves.iter().all(|line| line.ends_with("the layout has them")));
+    }
 
     #[test]
     fn of_a_node_that_does_not_answer_nothing_is_known() {

@@ -17,6 +17,10 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 pub(super) struct Info(BTreeMap<String, String>);
 
 impl Info {
+    pub(super) fn of(lines: impl IntoIterator<Item = (String, String)>) -> Self {
+        Self(lines.into_iter().collect())
+    }
+
     /// The problems that the node reports of itself.
     pub(super) fn problems(&self) -> Vec<String> {
         let problem = |number: usize| self.0.get(&format!("collie_problem_{number}")).cloned();
@@ -33,10 +37,8 @@ impl Info {
 pub(super) fn info(client: &mut Client) -> io::Result<Info> {
     let lines = text(client, &[b"CLUSTER", b"INFO"])?;
     let pairs = lines.lines().filter_map(|line| line.split_once(':'));
-    Ok(Info(
-        pairs
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .collect(),
+    Ok(Info::of(
+        pairs.map(|(name, value)| (name.to_owned(), value.to_owned())),
     ))
 }
 

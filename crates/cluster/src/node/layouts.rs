@@ -20,7 +20,7 @@ use crate::transport::Peers;
 
 /// From this feature level on the logs of replicas move: a version that does not speak it takes a copy that is not
 /// complete for the replica.
-pub(super) const LEVEL_OF_LAYOUTS: u32 = 3;
+pub const LEVEL_OF_LAYOUTS: u32 = 3;
 /// What could not be moved is tried again after this time, twice it, and so on.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MOST: Duration = Duration::from_secs(60);

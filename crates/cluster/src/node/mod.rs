@@ -32,6 +32,7 @@ mod testing;
 
 pub use cluster::ClusterNode;
 pub use error::{ClusterError, NodeError};
+pub use layouts::LEVEL_OF_LAYOUTS;
 pub use options::{Begin, ClusterOptions, LogOpened, NodeOptions};
 pub use process::Node;
 #[cfg(feature = "testing")]

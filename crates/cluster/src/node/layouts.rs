@@ -121,7 +121,10 @@ pub(super) async fn move_logs(router: Arc<Router>, peers: Arc<Peers>, moves: Arc
                 Err(StoreError::Removed { .. } | StoreError::Unknown { .. }) => has_failed = true,
                 Err(error) => {
                     has_failed = true;
-                    let text = format!("the log of replica {id} does not move for now: {error}");
+                    let group = replica.group();
+                    let text = format!(
+                        "the log of replica {id}, of partition {group}, does not move for now: {error}"
+                    );
                     tracing::warn!("{text}");
                     problem.get_or_insert(text);
                 }

@@ -48,10 +48,11 @@ impl ClusterInner {
         let mut all: Vec<_> = problems
             .map(|(about, problem)| format!("{about}: {problem}"))
             .collect();
-        let mut by_problem = BTreeMap::<String, Vec<ReplicaId>>::new();
+        let mut by_problem = BTreeMap::<String, Vec<(ReplicaId, GroupId)>>::new();
         for replica in self.node.replicas() {
             if let Some(problem) = replica.problem() {
-                by_problem.entry(problem).or_default().push(replica.id());
+                let replicas = by_problem.entry(problem).or_default();
+                replicas.push((replica.id(), replica.group()));
             }
         }
         for lost in self.node.quarantined() {
@@ -60,16 +61,20 @@ impl ClusterInner {
                  group go on",
                 lost.lost
             );
-            by_problem.entry(problem).or_default().push(lost.replica);
+            let replicas = by_problem.entry(problem).or_default();
+            replicas.push((lost.replica, lost.group));
         }
-        let line = |(problem, replicas): (String, Vec<ReplicaId>)| line(&problem, &replicas);
+        let line = |(problem, replicas): (String, Vec<_>)| line(&problem, &replicas);
         all.extend(by_problem.into_iter().map(line));
         all
     }
 }
 
-fn line(problem: &str, replicas: &[ReplicaId]) -> String {
-    let named: Vec<_> = replicas.iter().take(NAMED).map(ToString::to_string).collect();
+fn line(problem: &str, replicas: &[(ReplicaId, GroupId)]) -> String {
+    let named = replicas.iter().take(NAMED);
+    let named: Vec<_> = named
+        .map(|(id, group)| format!("{id} (partition {group})"))
+        .collect();
     let more = match replicas.len().saturating_sub(NAMED) {
         0 => String::new(),
         more => format!(" and {more} more"),
@@ -380,12 +385,13 @@ mod tests {
 
     #[test]
     fn a_problem_of_many_replicas_is_one_line_that_names_some() {
-        assert_eq!(line("waits", &[7]), "replica 7: waits");
-        assert_eq!(line("waits", &[7, 9]), "each of the replicas 7, 9: waits");
-        let many: Vec<_> = (1..=32).collect();
+        assert_eq!(line("waits", &[(7, 3)]), "replica 7 (partition 3): waits");
         assert_eq!(
-            line("waits", &many),
-            "each of the replicas 1, 2, 3, 4, 5, 6, 7, 8 and 24 more: waits"
+            line("waits", &[(7, 3), (9, 4)]),
+            "each of the replicas 7 (partition 3), 9 (partition 4): waits"
         );
+        let many: Vec<_> = (1..=32).map(|id| (id, id)).collect();
+        let many = line("waits", &many);
+        assert!(many.ends_with(", 8 (partition 8) and 24 more: waits"), "{many}");
     }
 }

@@ -160,6 +160,33 @@ fn a_layout_is_refused_with_what_is_wrong() {
     });
 }
 
+/// By a file where the log is to be.
+#[test]
+fn a_log_that_does_not_move_is_named_with_its_partition() {
+    let sites = cluster(LEVEL);
+    let map = sites[0].map().unwrap();
+    let partition = map.partitions.values().next().unwrap();
+    let (group, member) = (partition.group, partition.member_on(1).unwrap());
+    let disk = sites[0].dir.path().join(format!("disk{}", member.disk));
+    let file = disk.join(format!("raft/replica-{}", member.replica));
+    std::fs::write(&file, "in the way").unwrap();
+    ask(&sites[0], layout(1, LogsOf::Partition(group), LogLayout::Private)).unwrap();
+    let expected = format!(
+        "the log of replica {}, of partition {group}, does not move",
+        member.replica
+    );
+    until(&sites, "a problem", || {
+        let problems = sites[0].status().problems;
+        problems
+            .iter()
+            .any(|(_, problem)| problem.contains(&expected))
+            .then_some(())
+    });
+    std::fs::remove_file(&file).unwrap();
+    moved(&sites[0]);
+    assert!(file.is_dir());
+}
+
 /// A version that does not speak the level would take a copy that is not complete for the replica.
 #[test]
 fn no_log_moves_at_an_older_feature_level() {

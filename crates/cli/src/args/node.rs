@@ -63,8 +63,8 @@ pub(crate) struct NodeArgs {
     /// See --peer-ca.
     #[arg(long, value_name = "FILE")]
     pub(crate) peer_key: Option<PathBuf>,
-    /// Which logs there are: one per disk (the default), one for all disks, or one for each partition. Another one than
-    /// the last time has all logs moved; the same one keeps what `collie cluster layout` said.
+    /// Which logs there are: one per disk (the default, at a restart too), one for all disks, or one for each partition.
+    /// Another one than the last time has all logs moved; the same one keeps what `collie cluster layout` said.
     #[arg(long, value_enum)]
     pub(crate) layout: Option<LogLayout>,
     /// How long the log of each data disk may become, as in 512mb or 10gb; at least 64mb. With the layout

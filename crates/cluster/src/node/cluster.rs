@@ -95,6 +95,10 @@ impl ClusterNode {
         let mut node_options = node_options(&options, &identity, Arc::clone(&gate))?;
         node_options.peers.clock = Arc::clone(&clock) as _;
         node_options.clock = Arc::new(LeadingClock(Arc::clone(&clock)));
+        let own_store = store.clone();
+        node_options.note_made = Some(Arc::new(move |replica| {
+            own_store.set_made(replica).map_err(|error| error.to_string())
+        }));
         let (own_store, option) = (store.clone(), options.store.layout.node());
         node_options.store.layout = blocking(move || {
             let stored = own_store.layout()?;
@@ -225,6 +229,7 @@ fn node_options(
         limits: options.limits.clone(),
         transfer_rate: options.transfer_rate,
         log_opened: None,
+        note_made: None,
     })
 }
 
@@ -403,7 +408,13 @@ impl Cluster for Routes {
             NodeRequest::Drain(node) => MapRequest::Drain(node),
             NodeRequest::Remove(node) => MapRequest::Remove(node),
             NodeRequest::Replace { node, by } => MapRequest::Replace { node, by },
-            NodeRequest::Split(first) => MapRequest::Split(first),
+            NodeRequest::Split(first) => {
+                // An older version ends the connection when it is asked this: not before all know it.
+                if let Some(Err(problem)) = inner.map().map(|map| map::split(&map, first)) {
+                    return Box::pin(async move { Err(problem) });
+                }
+                MapRequest::Split(first)
+            }
             NodeRequest::Finalize => MapRequest::Finalize(*inner.options.spoken.end()),
         };
         Box::pin(async move { ask(&inner, request).await })
@@ -425,7 +436,7 @@ impl Cluster for Routes {
         let mut members = partition.members.iter();
         members.find(|member| member.node == self.0.number())?;
         let here = routing.here.get(&partition.group)?;
-        Some(Arc::clone(&here.partition))
+        here.has_slot(slot).then(|| Arc::clone(&here.partition))
     }
 
     fn figures(&self) -> Vec<Figure> {

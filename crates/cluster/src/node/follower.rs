@@ -184,7 +184,7 @@ async fn make(inner: Arc<ClusterInner>, map: Arc<Map>, partition: PartitionRecor
     let Some(member) = partition.member_on(inner.number()) else {
         return true;
     };
-    if inner.node.replica(member.replica).is_none() && makes_it_itself(&inner, &partition) {
+    if inner.node.replica(member.replica).is_none() && makes_it_itself(&inner, &map, &partition) {
         return false;
     }
     let begins = partition.begins == member.replica;
@@ -205,15 +205,31 @@ async fn make(inner: Arc<ClusterInner>, map: Arc<Map>, partition: PartitionRecor
     }
 }
 
-/// Whether a replica here of the group that a partition was split from is yet to apply that: then it makes the
+/// Whether a replica here of a group that a partition was split from is yet to apply that: then it makes the
 /// partition's, with its rows. An empty one in its place would be one more that lacks them.
-fn makes_it_itself(inner: &ClusterInner, partition: &PartitionRecord) -> bool {
-    let all = inner.node.replicas().into_iter();
-    let mut parents = all.filter(|replica| partition.from != 0 && replica.group() == partition.from);
-    parents.any(|parent| {
-        let slots = parent.slots();
-        slots.is_none_or(|slots| slots.contains(&partition.first))
-    })
+fn makes_it_itself(inner: &ClusterInner, map: &Map, partition: &PartitionRecord) -> bool {
+    // One that moves here comes by itself.
+    let is_first = |partition: &PartitionRecord| {
+        let mut members = partition.members.iter();
+        members.any(|member| member.node == inner.number())
+    };
+    if partition.from == 0 || !is_first(partition) {
+        return false;
+    }
+    let mut all = inner.node.replicas().into_iter();
+    if let Some(parent) = all.find(|replica| replica.group() == partition.from) {
+        return parent
+            .slots()
+            .is_none_or(|slots| slots.contains(&partition.first));
+    }
+    let parent = map.partitions.get(&partition.from);
+    let Some((parent, own)) = parent.and_then(|parent| Some((parent, parent.member_on(inner.number())?)))
+    else {
+        return false;
+    };
+    // Its log has had no room to be opened; or it is to be made by a split itself.
+    let unopened = inner.node.unopened();
+    unopened.iter().any(|(replica, _)| *replica == own.replica) || makes_it_itself(inner, map, parent)
 }
 
 /// Routes by the map, and by the replicas that are here.

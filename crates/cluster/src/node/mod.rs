@@ -33,7 +33,7 @@ mod testing;
 pub use cluster::ClusterNode;
 pub use error::{ClusterError, NodeError};
 pub use layouts::LEVEL_OF_LAYOUTS;
-pub use options::{Begin, ClusterOptions, LogOpened, NodeOptions};
+pub use options::{Begin, ClusterOptions, LogOpened, NodeOptions, NoteMade};
 pub use process::Node;
 #[cfg(feature = "testing")]
 pub use testing::{ClusterStatus, NodeStatus, PartitionStatus, ReplicaStatus};

@@ -7,8 +7,9 @@ use std::sync::{Arc, Weak};
 use collie_db::DiskReserve;
 use collie_io::Device;
 use collie_log::LogError;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
+use crate::blocking::blocking;
 use crate::ids::ReplicaId;
 use crate::node::layouts::Homes;
 use crate::node::options::NodeOptions;
@@ -16,7 +17,7 @@ use crate::node::room::MACHINES;
 use crate::node::router::Router;
 use crate::raft::{FullDisks, Replica, ReplicaOptions, SplitHost, Transfers, count};
 use crate::raftlog::{ReplicaLog, StoreError};
-use crate::replica_store::Beside;
+use crate::replica_store::{Beside, MachineError};
 use crate::transport::Peers;
 
 /// What the replicas of a node share.
@@ -29,6 +30,7 @@ pub(super) struct Opening {
     /// Of each disk.
     pub(super) reserves: Vec<Option<DiskReserve>>,
     pub(super) transfers: Arc<Transfers>,
+    pub(super) merging: Arc<Semaphore>,
 }
 
 impl Opening {
@@ -54,6 +56,7 @@ impl Opening {
             changes: self.changes.clone(),
             full: Arc::clone(&self.full),
             transfers: Arc::clone(&self.transfers),
+            merging: Arc::clone(&self.merging),
             splits: Arc::new(splits),
         };
         let replica = Arc::new(Replica::start(options));
@@ -108,19 +111,32 @@ impl std::fmt::Debug for DiskHost {
 impl SplitHost for DiskHost {
     fn had(&self, replica: ReplicaId) -> bool {
         let node = self.node.upgrade();
-        node.is_some_and(|node| {
+        // Where the node has ended nothing is made, nor removed.
+        node.is_none_or(|node| {
             let found = node.router.store.replica(replica);
             !matches!(found, Err(StoreError::Unknown { .. }))
         })
     }
 
-    fn begin(&self, beside: Beside) -> Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>> {
+    fn begin(&self, beside: Beside) -> Pin<Box<dyn Future<Output = Result<(), MachineError>> + Send>> {
         let (node, disk) = (self.node.upgrade(), self.disk);
         Box::pin(async move {
             let node = node.ok_or(StoreError::Log(LogError::Closed))?;
             let Beside {
-                group, replica, id, ..
+                group,
+                replica,
+                id,
+                dir,
             } = beside;
+            // Before it can vote: without its log it must not be made again.
+            if let Some(note_made) = node.options.note_made.clone() {
+                let noted = blocking(move || note_made(replica)).await;
+                noted.map_err(|problem| MachineError::Io {
+                    op: "note the replica of",
+                    path: dir,
+                    source: Arc::new(std::io::Error::other(problem)),
+                })?;
+            }
             let store = &node.router.store;
             let log = store.create_behind((group, replica), disk, Some(id)).await?;
             tracing::info!(

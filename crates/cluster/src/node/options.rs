@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use collie_io::{Clock, RealClock};
 
+use crate::ids::ReplicaId;
 use crate::map::LEVEL;
 use crate::node::error::ClusterError;
 use crate::raft::{GroupLimits, GroupTimes};
@@ -44,7 +45,13 @@ pub struct NodeOptions {
     /// Gets each log when it is open, on the runtime of the node. A log without threads has to be
     /// flushed by a task that this spawns: for simulations. Default: none.
     pub log_opened: Option<LogOpened>,
+    /// Notes for good that a replica is made here which a split puts beside another: before it is. It blocks.
+    /// Default: none.
+    pub note_made: Option<NoteMade>,
 }
+
+/// Notes that a replica is made, or says why it cannot.
+pub type NoteMade = Arc<dyn Fn(ReplicaId) -> Result<(), String> + Send + Sync>;
 
 /// What a node begins with.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use collie_io::Device;
 use collie_log::LogError;
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, RuntimeFlavor};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -113,6 +113,7 @@ impl Node {
                 full: Arc::default(),
                 reserves,
                 transfers: Arc::new(transfers),
+                merging: Arc::new(Semaphore::new(1)),
             }),
             failed,
             maintenance: Mutex::default(),

@@ -31,6 +31,11 @@ pub(super) struct Here {
 }
 
 impl Here {
+    /// Whether its replica can be read of a slot, as a follower or not.
+    pub(super) fn has_slot(&self, slot: u16) -> bool {
+        self.replica.has_slot(slot)
+    }
+
     pub(super) fn leads(&self) -> bool {
         self.replica.leader() == Some(self.replica.id())
     }

@@ -23,6 +23,8 @@ const STEP: Duration = Duration::from_secs(10);
 /// So long a split waits for replicas that do not answer, or lack entries. Those that a majority is without make the
 /// new group's replica later, of what they applied, or get its tables.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// So long the map waits for the new group's leader.
+const ELECTED_WITHIN: Duration = Duration::from_secs(2);
 /// From one vote that is asked for to the next.
 const ELECTION: Duration = Duration::from_millis(50);
 
@@ -114,14 +116,19 @@ async fn step(
     let Some(split) = &partition.split else {
         return Ok(());
     };
+    let (group, changed) = (partition.group, partition.changed);
     let slots = replica.slots().ok_or("its replica does not run")?;
     if slots.contains(&split.first) {
         let lack = lacking(inner, partition, replica)?;
-        if !lack.is_empty() && since.elapsed() < PATIENCE {
+        // Those that have it make the replicas that the new group begins with: never less than most.
+        let are_most = 2 * (partition.members.len() - lack.len()) > partition.members.len();
+        if !lack.is_empty() && (since.elapsed() < PATIENCE || !are_most) {
             return Err(format!(
                 "replicas on nodes {lack:?} do not answer, or have not all entries"
             ));
         }
+        // From the split on, the slots are not served before the map has them elsewhere.
+        ask(inner, MapRequest::IsUnchanged { group, changed }).await?;
         let done = replica.split(&new_group(map, partition, split)).await;
         match done.map_err(|error| error.to_string())? {
             Answer::Reply(()) => {}
@@ -140,9 +147,9 @@ async fn step(
         .iter()
         .find_map(|member| inner.node.replica(member.replica));
     if let Some(beside) = beside {
-        elect(&beside).await?;
+        // Whether it has one or not: others of the new group may be made only when the map has it.
+        _ = timeout(ELECTED_WITHIN, elect(&beside)).await;
     }
-    let (group, changed) = (partition.group, partition.changed);
     ask(inner, MapRequest::HasSplit { group, changed }).await
 }
 

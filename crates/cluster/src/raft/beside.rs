@@ -14,8 +14,7 @@ use tokio::time::sleep;
 use crate::blocking::blocking;
 use crate::ids::{EntryId, ReplicaId};
 use crate::raft::full_device::{failed, when_there_is_room};
-use crate::raftlog::StoreError;
-use crate::replica_store::{Beside, Machine};
+use crate::replica_store::{Beside, Machine, MachineError};
 
 /// From one attempt to begin a log to the next, where there is no room.
 const ROOM_PAUSE: Duration = Duration::from_millis(200);
@@ -26,7 +25,7 @@ pub trait SplitHost: fmt::Debug + Send + Sync {
     fn had(&self, replica: ReplicaId) -> bool;
 
     /// Begins the log of a replica whose tables are made, and opens it. Resolves when the log is durable.
-    fn begin(&self, beside: Beside) -> Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
+    fn begin(&self, beside: Beside) -> Pin<Box<dyn Future<Output = Result<(), MachineError>> + Send>>;
 }
 
 /// Makes the replica that an entry puts beside this one, if it is a split that is applied next; waits where there is
@@ -51,8 +50,15 @@ pub(super) async fn make_beside(
     blocking(made).await?;
     loop {
         match host.begin(beside.clone()).await {
-            Err(full) if full.is_full_disk() && waits() => sleep(ROOM_PAUSE).await,
-            begun => return begun.map_err(io::Error::other),
+            Err(full) if is_full(&full) && waits() => sleep(ROOM_PAUSE).await,
+            begun => return begun.map_err(failed),
         }
+    }
+}
+
+fn is_full(error: &MachineError) -> bool {
+    match error {
+        MachineError::Log(error) => error.is_full_disk(),
+        error => error.is_no_room(),
     }
 }

@@ -194,8 +194,11 @@ impl Commands {
             waiter: Waiter { bytes, sender },
             room: None,
         };
-        let evaluated = self.leading.finish_run(evaluation, submission, stamp_ms)?;
+        // Before it can have an outcome. Relaxed: as in `finish`.
         self.pending_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let evaluated = self.leading.finish_run(evaluation, submission, stamp_ms);
+        let evaluated =
+            evaluated.inspect_err(|_| _ = self.pending_bytes.fetch_sub(bytes, Ordering::Relaxed))?;
         self.submitted.notify_one();
         self.has_changed();
         Ok(Submitted { evaluated, outcome })

@@ -335,6 +335,8 @@ impl RaftStateMachine<Groups> for Served {
         let waits = Arc::clone(&self.commands);
         install(&self.machine, meta, snapshot, move || waits.no_room_for_tables()).await?;
         self.commands.has_applied();
+        // What came may have rows that a split has left.
+        self.is_split.notify_one();
         Ok(())
     }
 

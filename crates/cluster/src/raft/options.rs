@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use collie_io::Clock;
 use openraft::{Config, SnapshotPolicy};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::beat::Beat;
 use crate::raft::beside::SplitHost;
@@ -122,6 +122,8 @@ pub struct ReplicaOptions {
     pub full: Arc<FullDisks>,
     /// Of the node: the tables that are sent to others.
     pub transfers: Arc<Transfers>,
+    /// Of the node: one replica at a time removes what splits have left.
+    pub merging: Arc<Semaphore>,
     /// The node, for the replicas that splits put beside this one.
     pub splits: Arc<dyn SplitHost>,
 }

@@ -22,7 +22,7 @@ use crate::raft::replica::Replica;
 use crate::raft::running::Running;
 use crate::raftlog::StoreError;
 use crate::replica_store::effects::MAX_BYTES;
-use crate::replica_store::{DataPart, DataRow, data_key};
+use crate::replica_store::{DataPart, DataRow, GroupSlots, data_key};
 
 /// The replica of a partition. It keeps the replica from being dropped, and not from being closed.
 #[derive(Clone)]
@@ -68,12 +68,17 @@ impl ReplicaPartition {
 struct AppliedPartition {
     rows: AppliedRows,
     slots: ReplicaPartition,
+    own: GroupSlots,
 }
 
 impl Applied for AppliedPartition {
     fn get(&self, slot: u16, row: &[u8]) -> Result<Option<Value>, Refused> {
         self.slots.check(slot)?;
         let read = self.rows.stored(data_key(slot, row));
+        // Another group has the slot, and this one's rows of it may be gone.
+        if !self.own.get().contains(&slot) {
+            return Err(Refused::NotNow);
+        }
         read.map_err(|error| text_of(error.into()))
     }
 }
@@ -108,10 +113,16 @@ impl Partition for ReplicaPartition {
     }
 
     fn applied(&self) -> Result<Box<dyn Applied>, Refused> {
+        let running = self.replica.running();
+        let own = running
+            .map_err(|error| text_of(error.into()))?
+            .machine
+            .group_slots();
         let rows = self.replica.applied_rows();
         Ok(Box::new(AppliedPartition {
             rows: rows.map_err(|error| text_of(error.into()))?,
             slots: self.clone(),
+            own,
         }))
     }
 

@@ -135,7 +135,11 @@ impl Running {
             links: links.clone(),
         };
         all.spawn(tick(ticking, options.beat.every(options.times.heartbeat)));
-        all.spawn(tasks::drop_hidden(machine.clone(), is_split));
+        all.spawn(tasks::drop_hidden(
+            machine.clone(),
+            is_split,
+            Arc::clone(&options.merging),
+        ));
         all.spawn(tasks::send_anew(raft.clone(), waiting_anew));
         // What an opening finds in tables is a snapshot as well.
         flushed.notify_one();

@@ -56,6 +56,13 @@ impl Replica {
         Some(self.running().ok()?.machine.slots())
     }
 
+    /// Whether it has rows of a slot, as of the last entry that was applied: one that is just being made has none.
+    #[must_use]
+    pub fn has_slot(&self, slot: u16) -> bool {
+        let Ok(running) = self.running() else { return false };
+        running.machine.applied().is_some() && running.machine.slots().contains(&slot)
+    }
+
     /// Splits the group, on the replica that leads: from the entry on, the new group has its slots. Answers when that
     /// is applied here. Commands wait from its submission on.
     ///

@@ -13,7 +13,7 @@ use openraft::errors::{ClientWriteError, Fatal};
 use openraft::impls::ProgressResponder;
 use openraft::raft::{AppendEntriesResponse, ClientWriteResult};
 use openraft::{LogIdOptionExt, RaftMetrics, ReadPolicy};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio::time::{Instant, sleep};
 
 use crate::blocking::blocking;
@@ -222,19 +222,26 @@ async fn reserve(
 const DROP_AGAIN: Duration = Duration::from_secs(60);
 
 /// Removes what splits leave in the tables, one merge of them at a time.
-pub(super) async fn drop_hidden(machine: Machine, is_split: Arc<Notify>) {
+pub(super) async fn drop_hidden(machine: Machine, is_split: Arc<Notify>, one: Arc<Semaphore>) {
     // Without splits there is nothing to look for.
     let mut is_whole = machine.slots() == (0..=SLOTS - 1);
     loop {
         if is_whole {
             is_split.notified().await;
         }
+        // An error: it is never closed.
+        let turn = one.acquire().await;
         let merged = {
             let machine = machine.clone();
-            blocking(move || machine.drop_hidden()).await
+            // Nothing is freed before the merge ends, and before the other replica's has.
+            let look = move || match machine.has_room_for(2 * machine.bytes()) {
+                true => machine.drop_hidden().map(Some),
+                false => Ok(None),
+            };
+            blocking(look).await
         };
-        is_whole = merged.is_ok();
-        match merged {
+        is_whole = matches!(merged, Ok(Some(false)));
+        match merged.map(|merged| merged.unwrap_or(false)) {
             Ok(true) => {
                 let replica = machine.log().replica();
                 tracing::info!(
@@ -242,10 +249,15 @@ pub(super) async fn drop_hidden(machine: Machine, is_split: Arc<Notify>) {
                     "rows that went to another group with a split are removed"
                 );
             }
-            Ok(false) => {}
+            Ok(false) if is_whole => {}
+            Ok(false) => {
+                drop(turn);
+                sleep(DROP_AGAIN).await;
+            }
             Err(MachineError::Db(collie_db::Error::Closed)) => return,
             Err(error) => {
                 tracing::warn!(%error, "rows that a split has left are not removed yet");
+                drop(turn);
                 sleep(DROP_AGAIN).await;
             }
         }

@@ -139,6 +139,10 @@ impl Machine {
         // In the same batch: what the tables call applied is what they hold.
         commit.put(APPLIED, encode_applied(id))?;
         inner.journal.positions().announce(id, membership.as_ref());
+        // Before a flush can have it.
+        if let Some(slots) = &slots {
+            inner.journal.keep_from(id.index, slots);
+        }
         match patience {
             MayWait::Waits => inner.db.apply(&commit.batch, seq)?,
             MayWait::Never => inner.db.try_apply(&commit.batch, seq)?,
@@ -146,7 +150,6 @@ impl Machine {
         // Before who waits for this entry looks at them.
         if let Some(slots) = &slots {
             inner.slots.set(slots);
-            inner.journal.keep_from(id.index, slots);
         }
         inner.journal.positions().applied(id);
         if record.is_some() {

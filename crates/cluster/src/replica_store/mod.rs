@@ -34,5 +34,6 @@ pub use positions::{Membership, Position};
 pub use proposals::{Proposals, Runs, Verdict};
 pub use split::Beside;
 pub use staging::{Missing, Staged, Staging};
+pub(crate) use store::GroupSlots;
 pub use store::{DataPart, DataRow, Machine, MachineOptions, OnFlush};
 pub use transfer::{Described, Description, PIECE_BYTES, Transfer};

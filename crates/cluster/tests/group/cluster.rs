@@ -258,6 +258,7 @@ pub(crate) fn node_options(dir: &std::path::Path, log: LogOptions, peers: PeersO
         limits: GroupLimits::default(),
         transfer_rate: 0,
         log_opened: None,
+        note_made: None,
     }
 }
 

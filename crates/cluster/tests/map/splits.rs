@@ -191,6 +191,13 @@ fn what_was_read_before_a_split_holds_for_the_slots_that_stay() {
         "another group may have changed them"
     );
     assert_eq!(confirm(partition.slots()), Settled::TryAgain);
+    let applied = partition.applied().unwrap();
+    assert_eq!(applied.get(11_999, ROW).unwrap(), None);
+    assert_eq!(
+        applied.get(12_000, ROW),
+        Err(Refused::NotNow),
+        "it may be gone from these tables"
+    );
     let begun = partition.begin(12_000, &[ROW], Duration::ZERO);
     assert!(
         matches!(begun, Err(Refused::NotNow)),

@@ -211,6 +211,7 @@ impl Place {
                 ..GroupLimits::default()
             },
             log_opened: Some(self.flusher()),
+            note_made: None,
         }
     }
 

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_begins_on_a_full_disk_and_opens_its_private_logs_later() {
+    fn a_node_begins_on_a_full_disk_without_its_private_logs() {
         let device = SimDevice::new(1);
         run(async {
             let store = open(&device).unwrap();

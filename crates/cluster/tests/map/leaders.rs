@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use collie_cluster::Begin;
-use collie_server::cluster::{Route, Topology};
+use collie_server::cluster::{NodeRequest, Route, Topology};
 
-use super::sites::{Site, cluster, settled, until};
+use super::moves::ask;
+use super::sites::{Site, cluster, map_leader, settled, until};
 
 /// What a node that is alive says of the partitions: group, leader, whether it is served.
 fn said(topology: &Topology) -> BTreeMap<u64, (Option<u64>, bool)> {
@@ -119,4 +120,22 @@ fn a_node_that_is_to_end_hands_over_all_that_it_leads() {
     until(&sites, "nobody to hand over to", || {
         (!retire(&sites[1]) && led_by(&sites[1]) == 9).then_some(())
     });
+}
+
+/// Its leader is killed: first the others believe that it leads, then that none does.
+#[test]
+fn what_a_map_without_a_leader_is_asked_is_to_be_asked_again() {
+    let sites = cluster(3, 3, 3);
+    map_leader(&sites).kill();
+    let alive = sites.iter().find(|site| site.is_alive()).unwrap();
+    let mut refusals = Vec::new();
+    until(&sites, "an answer of the next leader", || {
+        let asked = ask(alive, NodeRequest::Serve(2));
+        asked.map_err(|refusal| refusals.push(refusal)).ok()
+    });
+    assert!(!refusals.is_empty());
+    for refusal in refusals {
+        let again = [": ask again", ": ask again, or another node"];
+        assert!(again.iter().any(|end| refusal.ends_with(end)), "{refusal}");
+    }
 }

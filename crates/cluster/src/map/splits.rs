@@ -18,11 +18,7 @@ const PARTITIONS_MAX: usize = 4096;
 /// Why it cannot be split there, or not now.
 pub fn split(map: &Map, first: u16) -> Result<Option<Changes>, String> {
     if map.cluster.level < LEVEL_OF_SPLITS {
-        return Err(format!(
-            "the cluster has feature level {}, and partitions are split from level {LEVEL_OF_SPLITS} on: run `collie \
-             cluster finalize` once all nodes have this version",
-            map.cluster.level
-        ));
+        return Err(splits_from(map.cluster.level));
     }
     let mut partitions = map.partitions.values();
     let Some(partition) = partitions.find(|partition| partition.slots().contains(&first)) else {
@@ -70,6 +66,15 @@ pub fn split(map: &Map, first: u16) -> Result<Option<Changes>, String> {
         ..partition.clone()
     });
     Ok(Some(changes))
+}
+
+/// Why nothing is split at a feature level.
+#[must_use]
+pub fn splits_from(level: u32) -> String {
+    format!(
+        "the cluster has feature level {level}, and partitions are split from level {LEVEL_OF_SPLITS} on: run `collie \
+         cluster finalize` once all nodes have this version"
+    )
 }
 
 /// The split of a group is applied on its leader: the map has both partitions.

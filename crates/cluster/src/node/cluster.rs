@@ -410,8 +410,10 @@ impl Cluster for Routes {
             NodeRequest::Replace { node, by } => MapRequest::Replace { node, by },
             NodeRequest::Split(first) => {
                 // An older version ends the connection when it is asked this: not before all know it.
-                if let Some(Err(problem)) = inner.map().map(|map| map::split(&map, first)) {
-                    return Box::pin(async move { Err(problem) });
+                let level = inner.map().map(|map| map.cluster.level);
+                if level.is_some_and(|level| level < map::LEVEL_OF_SPLITS) {
+                    let refused = map::splits_from(level.unwrap_or_default());
+                    return Box::pin(async move { Err(refused) });
                 }
                 MapRequest::Split(first)
             }

@@ -218,7 +218,6 @@ impl NodeStore {
     }
 
     /// Private logs may have no room to be opened.
-    #[expect(clippy::type_complexity, reason = "each log, or why it has no room")]
     fn open_all(
         &self,
         places: &[LogPlace],

@@ -54,6 +54,10 @@ pub(super) fn decided(answer: Result<Answer<Result<(), String>>, CommandError>) 
             Err("the map was not changed, as another replica leads its group: ask again".to_owned())
         }
         Ok(Answer::Unknown) => Err("it is not known whether the map was changed: ask again".to_owned()),
+        // Its leader has just begun, or has just ended.
+        Err(error @ (CommandError::NotOpen(_) | CommandError::Replica(_))) => {
+            Err(format!("{error}: ask again"))
+        }
         Err(error) => Err(error.to_string()),
     }
 }

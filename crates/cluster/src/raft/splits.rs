@@ -71,7 +71,8 @@ impl Replica {
     pub async fn split(&self, new: &NewGroup) -> Result<Answer<()>, CommandError> {
         let refused = |problem| CommandError::Split { problem };
         let running = self.running()?;
-        // So that little is left to be flushed by who applies the entry.
+        // So that little is left to be flushed by who applies the entry: what was written during the first flush, at most.
+        self.flush().await?;
         self.flush().await?;
         running.wake().await;
         let effects = new.encode().map_err(refused)?;

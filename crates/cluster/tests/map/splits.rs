@@ -68,6 +68,15 @@ fn split(sites: &[Site], partitions: usize) -> Vec<PartitionRecord> {
     })
 }
 
+/// Ends what runs beside a test, also where that fails.
+struct StopsAtTheEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopsAtTheEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Rows in the tables of a node's replicas that are of other groups.
 fn hidden(site: &Site) -> usize {
     let map = site.map().unwrap();
@@ -97,7 +106,7 @@ fn partitions_are_split_while_their_rows_change() {
                 let (sites, stop) = (&sites, &stop);
                 scope.spawn(move || {
                     let mut done = 0;
-                    while !stop.load(Ordering::Relaxed) || done == 0 {
+                    while !stop.load(Ordering::Relaxed) {
                         match increment(sites, slot) {
                             Some(Settled::Holds) => done += 1,
                             Some(Settled::Unknown) => panic!("no node has failed"),
@@ -108,6 +117,7 @@ fn partitions_are_split_while_their_rows_change() {
                 })
             })
             .into();
+        let stopping = StopsAtTheEnd(&stop);
         for (first, partitions) in [(8192, 2), (4096, 3), (12_288, 4)] {
             ask(&sites[1], NodeRequest::Split(first)).unwrap();
             // Asked for again, it changes nothing.
@@ -117,7 +127,7 @@ fn partitions_are_split_while_their_rows_change() {
             let map = split(&sites, partitions);
             assert!(map.iter().any(|partition| partition.first == first), "{map:?}");
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(stopping);
         let counted = all.into_iter().map(|thread| thread.join().unwrap());
         counted.collect::<Vec<u64>>()
     });

@@ -44,7 +44,8 @@ pub fn split(map: &Map, first: u16) -> Result<Option<Changes>, String> {
             "replicas of the partition of group {group} move: ask again when they have"
         ));
     }
-    if map.partitions.len() >= PARTITIONS_MAX {
+    let new = map.partitions.values().filter(|one| one.split.is_some());
+    if map.partitions.len() + new.count() >= PARTITIONS_MAX {
         return Err(format!(
             "the cluster has {PARTITIONS_MAX} partitions, and can have no more"
         ));

@@ -411,8 +411,8 @@ impl Cluster for Routes {
             NodeRequest::Split(first) => {
                 // An older version ends the connection when it is asked this: not before all know it.
                 let level = inner.map().map(|map| map.cluster.level);
-                if level.is_some_and(|level| level < map::LEVEL_OF_SPLITS) {
-                    let refused = map::splits_from(level.unwrap_or_default());
+                if let Some(level) = level.filter(|level| *level < map::LEVEL_OF_SPLITS) {
+                    let refused = map::splits_from(level);
                     return Box::pin(async move { Err(refused) });
                 }
                 MapRequest::Split(first)

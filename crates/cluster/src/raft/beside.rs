@@ -7,17 +7,13 @@
 use std::fmt;
 use std::io;
 use std::pin::Pin;
-use std::time::Duration;
 
 use tokio::time::sleep;
 
 use crate::blocking::blocking;
 use crate::ids::{EntryId, ReplicaId};
-use crate::raft::full_device::{failed, when_there_is_room};
+use crate::raft::full_device::{ROOM_PAUSE, failed, is_full, when_there_is_room};
 use crate::replica_store::{Beside, Machine, MachineError};
-
-/// From one attempt to begin a log to the next, where there is no room.
-const ROOM_PAUSE: Duration = Duration::from_millis(200);
 
 /// What has the replicas of a node, for those that splits put there.
 pub trait SplitHost: fmt::Debug + Send + Sync {
@@ -53,12 +49,5 @@ pub(super) async fn make_beside(
             Err(full) if is_full(&full) && waits() => sleep(ROOM_PAUSE).await,
             begun => return begun.map_err(failed),
         }
-    }
-}
-
-fn is_full(error: &MachineError) -> bool {
-    match error {
-        MachineError::Log(error) => error.is_full_disk(),
-        error => error.is_no_room(),
     }
 }

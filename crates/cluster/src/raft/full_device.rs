@@ -1,4 +1,4 @@
-//! Waiting for room on the device of a replica's tables.
+//! Waiting for room on the device of a replica's tables, or of its log.
 
 use std::io;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::ids::EntryId;
 use crate::replica_store::MachineError;
 
 /// From one look for room on a full device to the next.
-const ROOM_PAUSE: Duration = Duration::from_millis(200);
+pub(super) const ROOM_PAUSE: Duration = Duration::from_millis(200);
 
 /// Does something up to an entry as soon as the device of the tables has room for it; blocks.
 pub(super) fn when_there_is_room<T>(
@@ -26,6 +26,14 @@ pub(super) fn when_there_is_room<T>(
             }
             done => return done.map_err(failed),
         }
+    }
+}
+
+/// Whether it says that a device is full, also that of a log which cannot be opened for that.
+pub(super) fn is_full(error: &MachineError) -> bool {
+    match error {
+        MachineError::Log(error) => error.is_full_disk(),
+        error => error.is_no_room(),
     }
 }
 

@@ -14,7 +14,7 @@ use openraft::impls::ProgressResponder;
 use openraft::raft::{AppendEntriesResponse, ClientWriteResult};
 use openraft::{LogIdOptionExt, RaftMetrics, ReadPolicy};
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::blocking::blocking;
 use crate::ids::ReplicaId;
@@ -248,6 +248,9 @@ pub(super) async fn drop_hidden(machine: Machine, is_split: Arc<Notify>, one: Ar
                     replica,
                     "rows that went to another group with a split are removed"
                 );
+                drop(turn);
+                // It is looked again whether all are; without a pause, what cannot be removed would be merged for ever.
+                _ = timeout(DROP_AGAIN, is_split.notified()).await;
             }
             Ok(false) if is_whole => {}
             Ok(false) => {

@@ -257,7 +257,7 @@ impl NodeLog {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::future::Future;
     use std::time::Duration;
 
@@ -302,7 +302,7 @@ mod tests {
         assert!(store.move_replica(id, disk, &|| true).await.unwrap());
     }
 
-    fn run(test: impl Future<Output = ()>) {
+    pub(in crate::raftlog) fn run(test: impl Future<Output = ()>) {
         let mut builder = tokio::runtime::Builder::new_current_thread();
         let runtime = builder.enable_all().build().unwrap();
         let test = async { tokio::time::timeout(Duration::from_secs(60), test).await };

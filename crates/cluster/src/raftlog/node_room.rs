@@ -161,7 +161,6 @@ impl NodeStore {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Duration;
 
     use collie_log::{Level, RingMode};
     use collie_sim::SimDevice;
@@ -169,6 +168,7 @@ mod tests {
     use super::*;
     use crate::ids::{EntryId, LeaderId};
     use crate::layouts::Layout;
+    use crate::raftlog::moving::tests::run;
     use crate::raftlog::{Entry, NodeLogOptions, NodeStoreOptions};
 
     /// With the reserve that a shared log has by default, and none for private ones.
@@ -200,13 +200,6 @@ mod tests {
             payload: vec![7; 1_000].into(),
         };
         replica.append(vec![entry], |_| {}).await.unwrap();
-    }
-
-    fn run(test: impl Future<Output = ()>) {
-        let mut builder = tokio::runtime::Builder::new_current_thread();
-        let runtime = builder.enable_all().build().unwrap();
-        let test = async { tokio::time::timeout(Duration::from_secs(60), test).await };
-        runtime.block_on(test).expect("it never ends");
     }
 
     #[test]

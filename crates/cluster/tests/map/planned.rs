@@ -400,6 +400,23 @@ fn a_partition_that_is_being_split_moves_when_it_has_been() {
 }
 
 #[test]
+fn a_cluster_has_no_more_partitions_than_it_may() {
+    let mut map = map(1, 4095, 1, 1);
+    let slots = |map: &Map| {
+        let free = map
+            .partitions
+            .values()
+            .filter(|one| one.split.is_none() && one.first < one.last);
+        free.map(|one| one.last).collect::<Vec<_>>()
+    };
+    let first = slots(&map)[0];
+    map = map.clone().with(split(&map, first).unwrap().unwrap());
+    // What is being split counts.
+    let next = slots(&map)[0];
+    assert!(split(&map, next).unwrap_err().contains("has 4096 partitions"));
+}
+
+#[test]
 fn nothing_moves_at_the_feature_level_of_earlier_versions() {
     let mut four = map(3, 2, 3, 4);
     four.cluster.level = 1;

@@ -114,8 +114,9 @@ fn watch_shows_changes_and_ends_with_the_last_state() {
 #[test]
 fn a_terminal_shows_each_status_in_the_place_of_the_last() {
     let nowhere = addresses(1)[0];
+    // A shell that stays would end by the signal too.
     let watch = format!(
-        "{} cluster status --watch 1 --node {nowhere}",
+        "exec {} cluster status --watch 1 --node {nowhere}",
         env!("CARGO_BIN_EXE_collie")
     );
     // It is of Debian's essential packages, and gives the program a terminal of its own.

@@ -366,6 +366,10 @@ pub trait Partition: fmt::Debug + Send + Sync + 'static {
     /// [`Refused::Text`].
     fn key_count(&self, slots: RangeInclusive<u16>) -> Result<u64, Refused>;
 
+    /// Tombstones that were written before this are to be removed, in milliseconds since the Unix epoch; 0
+    /// where none is. See [`duplication`](crate::duplication).
+    fn forgets_before_ms(&self) -> u64;
+
     /// Who leads, if that is this replica and it has applied all that was decided before it led.
     fn leadership(&self) -> Option<Leadership>;
 
@@ -415,6 +419,10 @@ pub trait Evaluation: Send {
     /// all replicas that may lead later have a time behind that: no leader whose clock is behind shows the
     /// key again.
     fn expired(&mut self, expiry_ms: u64);
+
+    /// The name of the cluster in the stamps of this partition, if it [stamps](crate::duplication) its rows.
+    /// Then [`Evaluation::finish`] stamps what is changed.
+    fn stamps(&self) -> Option<u64>;
 
     /// Submits changes, if there are any, and unlocks the rows. `None` removes a row. `keys` is by how
     /// much the number of users' keys in the slot changes. Does not block.

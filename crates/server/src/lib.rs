@@ -71,6 +71,7 @@ mod commands;
 mod config;
 mod cost;
 mod data;
+pub mod duplication;
 mod error;
 mod exec;
 mod exec_batch;

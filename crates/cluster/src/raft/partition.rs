@@ -133,6 +133,10 @@ impl Partition for ReplicaPartition {
         counted.map_err(|error| Refused::Text(format!("ERR {error}")))
     }
 
+    fn forgets_before_ms(&self) -> u64 {
+        0
+    }
+
     fn leadership(&self) -> Option<Leadership> {
         let running = self.replica.running().ok()?;
         match running.commands.leading.standing() {
@@ -301,6 +305,10 @@ impl Evaluation for Command {
             Ok::<_, CommandError>(running.machine.db().get(row.table_key())?)
         });
         value.map_err(|error| refused(running, error))
+    }
+
+    fn stamps(&self) -> Option<u64> {
+        None
     }
 
     fn finish(

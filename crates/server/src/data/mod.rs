@@ -7,6 +7,7 @@ pub(crate) mod keyspace;
 pub(crate) mod locks;
 pub(crate) mod numbers;
 pub(crate) mod records;
+pub(crate) mod stamp;
 pub(crate) mod store;
 pub(crate) mod sweep;
 pub(crate) mod value;

@@ -5,12 +5,16 @@
 //! values. With all of them in the same family, one batch changes them together, and one drop
 //! removes them. docs/design/formats/values.md draws them.
 //!
+//! In a cluster that is duplicated values have [stamps](Stamp), which only duplication reads.
+//!
 //! A large value lies in pieces of one size, in rows of their own. So its expiry and its length
 //! are read and written without it, and a part of it without the rest.
 
 use std::ops::Range;
 
 use thiserror::Error;
+
+use super::stamp::Stamp;
 
 /// Tag of the users' keys.
 pub(crate) const DATA: u8 = b'k';
@@ -24,6 +28,8 @@ const VERSION: u8 = 1;
 const VERSION_IN_PIECES: u8 = 2;
 const TYPE_STRING: u8 = 0;
 const HAS_EXPIRY: u8 = 0x80;
+/// Of a value of [`VERSION`] alone.
+const HAS_STAMP: u8 = 0x40;
 const PLAIN_HEADER: usize = 2;
 const EXPIRY_LEN: usize = 8;
 /// Size of a piece, as an exponent of two, number and length of the value.
@@ -55,6 +61,8 @@ pub(crate) enum BadValue {
     PieceSize { found: u8 },
     #[error("the value has {found} bytes, more than this machine can address: the store is damaged")]
     Length { found: u64 },
+    #[error("the value is in pieces, expected it in its row, as all of a cluster: the store is damaged")]
+    InPieces,
 }
 
 /// The header of a value.
@@ -126,13 +134,16 @@ pub(crate) fn read_header(value: &[u8]) -> Result<Header, BadValue> {
     if ![VERSION, VERSION_IN_PIECES].contains(&version) {
         return Err(BadValue::Version { found: version });
     }
-    if kind & !HAS_EXPIRY != TYPE_STRING {
-        return Err(BadValue::Type {
-            found: kind & !HAS_EXPIRY,
-        });
+    let found = match version {
+        VERSION => kind & !(HAS_EXPIRY | HAS_STAMP),
+        _ => kind & !HAS_EXPIRY,
+    };
+    if found != TYPE_STRING {
+        return Err(BadValue::Type { found });
     }
     let has_expiry = kind & HAS_EXPIRY != 0;
-    let start = PLAIN_HEADER + if has_expiry { EXPIRY_LEN } else { 0 };
+    let stamp_len = if kind & HAS_STAMP != 0 { Stamp::LEN } else { 0 };
+    let start = PLAIN_HEADER + if has_expiry { EXPIRY_LEN } else { 0 } + stamp_len;
     let expected = start + if version == VERSION { 0 } else { PIECES_LEN };
     let short = BadValue::Short {
         found: value.len(),
@@ -166,6 +177,32 @@ pub(crate) fn read_header(value: &[u8]) -> Result<Header, BadValue> {
     Ok(Header { expiry_ms, body })
 }
 
+/// A value that stands in its row, as all do in a cluster: its header and the user's bytes.
+pub(crate) fn read_inline(value: &[u8]) -> Result<(Header, &[u8]), BadValue> {
+    let header = read_header(value)?;
+    match header.body {
+        Body::Inline { start } => Ok((header, value.get(start..).unwrap_or_default())),
+        Body::Pieces(_) => Err(BadValue::InPieces),
+    }
+}
+
+/// The stamp of a value, if it has one.
+pub(crate) fn read_stamp(value: &[u8]) -> Result<Option<Stamp>, BadValue> {
+    let header = read_header(value)?;
+    let kind = value.get(1).copied().unwrap_or_default();
+    let Body::Inline { start } = header.body else {
+        return Ok(None);
+    };
+    if kind & HAS_STAMP == 0 {
+        return Ok(None);
+    }
+    // The header was as long as its kind says, so that the stamp is there.
+    let bytes = value
+        .get(start - Stamp::LEN..)
+        .and_then(|rest| rest.first_chunk());
+    Ok(bytes.map(Stamp::decode))
+}
+
 /// What is written to a key's row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Row<'v> {
@@ -197,6 +234,22 @@ pub(crate) fn encode(out: &mut Vec<u8>, expiry_ms: Option<u64>, row: Row<'_>) {
             out.extend_from_slice(&(pieces.len as u64).to_le_bytes());
         }
     }
+}
+
+/// A value of a cluster with this stamp.
+pub(crate) fn encode_stamped(expiry_ms: Option<u64>, stamp: Stamp, payload: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(PLAIN_HEADER + EXPIRY_LEN + Stamp::LEN + payload.len());
+    let kind = TYPE_STRING | HAS_STAMP;
+    match expiry_ms {
+        None => out.extend_from_slice(&[VERSION, kind]),
+        Some(expiry) => {
+            out.extend_from_slice(&[VERSION, kind | HAS_EXPIRY]);
+            out.extend_from_slice(&expiry.to_le_bytes());
+        }
+    }
+    out.extend_from_slice(&stamp.encode());
+    out.extend_from_slice(payload);
+    out
 }
 
 /// Writes the engine's key of a piece into `out`.

@@ -1,6 +1,8 @@
 //! A cluster in memory. Entries are applied when they are submitted, or when the gate is opened; reads and
 //! writes settle then. Tests choose what is refused, what becomes of a reply, and who leads.
 
+mod evaluation;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -16,6 +18,7 @@ use collie_server::cluster::{
     NodeRole, Partition, PartitionInfo, Refused, Route, Rows, SLOTS, Settled, Settling, StoredRow, Topology,
     Walked, slot_of,
 };
+use evaluation::{FakeApplied, FakeEvaluation};
 use tokio::sync::watch;
 
 type Row = (u16, Vec<u8>);
@@ -52,6 +55,9 @@ pub(crate) struct FakePartition {
     pub(crate) ahead_ms: AtomicU64,
     /// The expiries of keys that were found expired, each with its reply's confirmation.
     pub(crate) expired: Mutex<Vec<u64>>,
+    /// The origin of its stamps, if it stamps its rows.
+    pub(crate) stamps: Mutex<Option<u64>>,
+    pub(crate) forgets_before_ms: AtomicU64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -184,6 +190,7 @@ impl Fake {
             for (slot, row) in state.applied.keys() {
                 match row[0] {
                     b'k' => *counted.entry(*slot).or_insert(0) += 1,
+                    b'd' => {}
                     _ => entries += 1,
                 }
             }
@@ -261,6 +268,8 @@ impl FakePartition {
             polled_at: Mutex::default(),
             ahead_ms: AtomicU64::new(0),
             expired: Mutex::default(),
+            stamps: Mutex::default(),
+            forgets_before_ms: AtomicU64::new(0),
         })
     }
 
@@ -578,6 +587,10 @@ impl Partition for FakePartition {
         Ok(counts.map(|(_, count)| *count).sum::<i64>() as u64)
     }
 
+    fn forgets_before_ms(&self) -> u64 {
+        self.forgets_before_ms.load(Ordering::SeqCst)
+    }
+
     fn leadership(&self) -> Option<Leadership> {
         let state = self.state();
         (state.role == Role::Leads).then_some(state.leadership)
@@ -597,104 +610,5 @@ impl Partition for FakePartition {
         drop(state);
         self.finished.fetch_add(1, Ordering::SeqCst);
         self.settling(fate, self.me.upgrade())
-    }
-}
-
-struct FakeApplied(BTreeMap<Row, Value>);
-
-impl Applied for FakeApplied {
-    fn get(&self, slot: u16, row: &[u8]) -> Result<Option<Value>, Refused> {
-        Ok(self.0.get(&(slot, row.to_vec())).cloned())
-    }
-}
-
-struct FakeEvaluation {
-    partition: Arc<FakePartition>,
-    slot: u16,
-    rows: Vec<Row>,
-    leadership: Leadership,
-    expired: Vec<u64>,
-}
-
-impl Drop for FakeEvaluation {
-    fn drop(&mut self) {
-        let mut state = self.partition.state();
-        for row in &self.rows {
-            assert!(state.locked.remove(row));
-        }
-        drop(state);
-        self.partition.unlocked.notify_all();
-    }
-}
-
-impl Evaluation for FakeEvaluation {
-    fn leadership(&self) -> Leadership {
-        self.leadership
-    }
-
-    fn now_ms(&self) -> u64 {
-        self.partition.now_ms()
-    }
-
-    fn expired(&mut self, expiry_ms: u64) {
-        self.expired.push(expiry_ms);
-    }
-
-    fn get(&mut self, row: &[u8]) -> Result<Option<Value>, Refused> {
-        let mut state = self.partition.state();
-        match state.get.pop_front() {
-            Some(refused) => Err(refused),
-            None => Ok(state.get(self.slot, row)),
-        }
-    }
-
-    fn finish(self: Box<Self>, changes: Changes, keys: i64) -> Result<Settling, Refused> {
-        let bytes: usize = changes
-            .iter()
-            .map(|(row, value)| row.len() + value.as_ref().map_or(0, |value| value.len()))
-            .sum();
-        if bytes >= 8 << 20 {
-            return Err(Refused::Text(format!(
-                "ERR a command may change 8 MiB at most, not {bytes} bytes"
-            )));
-        }
-        let mut state = self.partition.state();
-        if let Some(refused) = state.finish.pop_front() {
-            return Err(refused);
-        }
-        let fates: Vec<_> = self
-            .rows
-            .iter()
-            .filter_map(|(_, row)| state.fates.remove(row))
-            .collect();
-        let fate = fates.first().copied().unwrap_or(Settled::Holds);
-        self.partition.finished.fetch_add(1, Ordering::SeqCst);
-        self.partition.expired.lock().unwrap().extend(&self.expired);
-        let is_read = changes.is_empty();
-        for (row, _) in changes.iter().filter(|(row, _)| row[0] == b'k') {
-            assert!(
-                self.rows.iter().any(|(_, own)| own == row),
-                "it is not locked: {row:?}"
-            );
-            assert_eq!(slot_of(&row[1..]), self.slot);
-        }
-        if !is_read {
-            state.log.push(changes.clone());
-        }
-        if fate == Settled::Holds {
-            let entry = Entry {
-                slot: self.slot,
-                changes,
-                keys,
-            };
-            if *self.partition.gate.borrow() {
-                state.apply(entry);
-            } else {
-                state.submitted.push_back(entry);
-            }
-        }
-        drop(state);
-        let reader = is_read.then(|| self.partition.clone());
-        Ok(self.partition.settling(fate, reader))
     }
 }

@@ -61,7 +61,8 @@ fn batch(families: &[Family; 2], writer: u64, n: u64) -> Batch {
     let mut batch = Batch::new();
     for family in families {
         for key in 0..KEYS {
-            let value = [&n.to_le_bytes()[..], &[writer as u8; 700]].concat();
+            // Not zeros: the simulated device takes a synced sector of them for one that was never written.
+            let value = [&n.to_le_bytes()[..], &[writer as u8 + 1; 700]].concat();
             batch.put(family, format!("{writer}/{key:03}"), value).unwrap();
         }
     }

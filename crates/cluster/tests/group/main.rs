@@ -20,3 +20,4 @@ mod partitions;
 mod refusals;
 mod seam;
 mod speed;
+mod splits;

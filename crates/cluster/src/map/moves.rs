@@ -24,6 +24,8 @@ pub struct Nodes {
     pub gone: BTreeSet<NodeId>,
     /// Groups whose moves do not go on, each with the epoch with which its partition was changed.
     pub hanging: BTreeSet<(GroupId, u64)>,
+    /// Groups that splits have made, and that wait for their replicas to have the rows.
+    pub settling: BTreeSet<GroupId>,
     /// Whether replicas may also move to make the nodes hold as many each.
     pub may_spread: bool,
 }
@@ -58,6 +60,8 @@ struct Placement<'a> {
     on_disk: BTreeMap<(NodeId, u32), usize>,
     /// Those that are being made, or to be.
     joining: BTreeMap<NodeId, usize>,
+    /// Groups of which nothing begins to move.
+    staying: BTreeSet<GroupId>,
 }
 
 impl<'a> Placement<'a> {
@@ -68,6 +72,7 @@ impl<'a> Placement<'a> {
             on_node: map.nodes.keys().map(|node| (*node, 0)).collect(),
             on_disk: BTreeMap::new(),
             joining: BTreeMap::new(),
+            staying: staying(map, nodes),
         };
         for partition in map.partitions.values() {
             for member in partition.lasting() {
@@ -183,12 +188,13 @@ pub fn plan(map: &Map, nodes: &Nodes) -> Option<Changes> {
     let mut changes = Changes::of(map);
     let mut placement = Placement::of(map, nodes);
     for partition in map.partitions.values() {
-        if placement.is_lost(partition) || partition.split.is_some() {
+        if placement.is_lost(partition) {
             continue;
         }
         let next = &mut changes.cluster.next_replica;
         let wanted = match is_moving(partition) {
             true => turned(&mut placement, partition, next),
+            false if placement.staying.contains(&partition.group) => None,
             false => left(&mut placement, partition, next),
         };
         if let Some(wanted) = wanted {
@@ -201,6 +207,17 @@ pub fn plan(map: &Map, nodes: &Nodes) -> Option<Changes> {
         spread(&mut placement, &mut changes);
     }
     (!changes.partitions.is_empty()).then_some(changes)
+}
+
+/// The groups of which no replica begins to move: those that are being split, and those of a split whose replicas are
+/// not all known to have their rows. With a node that is gone some cannot have them, and it is to be replaced.
+fn staying(map: &Map, nodes: &Nodes) -> BTreeSet<GroupId> {
+    let splitting = map.partitions.values().filter(|one| one.split.is_some());
+    let new = nodes.settling.iter().filter_map(|new| map.partitions.get(new));
+    let is_gone = |member: &MapMember| nodes.gone.contains(&member.node);
+    let settling = new.filter(|new| new.from != 0 && !new.members.iter().any(is_gone));
+    let settling = settling.flat_map(|new| [new.group, new.from]);
+    splitting.map(|one| one.group).chain(settling).collect()
 }
 
 /// Whether a replica of the partition is being made. One that moves back to what it had has none.
@@ -334,7 +351,7 @@ fn spread(placement: &mut Placement<'_>, changes: &mut Changes) {
         // One that lacks a replica can spare none.
         let is_able = |partition: &&PartitionRecord| {
             let mut nodes = partition.members.iter().map(|member| member.node);
-            partition.split.is_none()
+            !placement.staying.contains(&partition.group)
                 && !planned.contains(&partition.group)
                 && !nodes.any(|node| placement.is_to_be_left(node))
         };
@@ -358,7 +375,8 @@ fn spread(placement: &mut Placement<'_>, changes: &mut Changes) {
     }
 }
 
-/// What a partition has is what it was to have: the move is over.
+/// What a partition has is what it was to have: the move is over. Where nothing moved, all its replicas have the rows
+/// that a split gave it.
 ///
 /// # Errors
 /// There is no such partition, or it was changed since: who says so is late, or says it again.
@@ -375,6 +393,11 @@ pub fn moved(map: &Map, moved: &Moved) -> Result<Changes, String> {
     changes.set_partition(PartitionRecord {
         members: partition.lasting().to_vec(),
         wanted: Vec::new(),
+        // Of replicas that were to stay it says nothing: they may still lack the rows of a split.
+        from: match partition.wanted.is_empty() {
+            true => 0,
+            false => partition.from,
+        },
         ..partition.clone()
     });
     Ok(changes)

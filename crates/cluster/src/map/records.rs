@@ -109,7 +109,7 @@ pub struct PartitionRecord {
     pub changed: u64,
     /// What it is being split into beside itself.
     pub split: Option<SplitRecord>,
-    /// The group that it was split from; 0: from none.
+    /// The group that it was split from, until all its replicas are said to have the rows; 0: none.
     pub from: GroupId,
 }
 

@@ -1,8 +1,10 @@
 //! Splitting a partition: its record says which slots go to which new group; when its leader has applied that, the
 //! map has both.
 //!
-//! The members of the new group are on the nodes and disks of the old one's. Until the split is done no replica of
-//! the partition moves, and nothing gives it up: the next leader of the group goes on.
+//! The members of the new group are on the nodes and disks of the old one's. Nothing gives a split up: the next leader
+//! of the group goes on. Until it is done no replica of the partition moves; then none of both groups does before the
+//! leader of the new one says that all its replicas have their rows. What moved before could not make the replica
+//! beside it, so that one more would begin without them.
 
 use crate::ids::GroupId;
 use crate::map::moves::unchanged;

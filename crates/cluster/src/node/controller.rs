@@ -69,6 +69,8 @@ pub(super) async fn control(inner: Arc<ClusterInner>) {
 struct Lasting {
     /// The nodes that do not answer, each since then.
     silent: BTreeMap<NodeId, Instant>,
+    /// Groups that splits have made whose replicas are not known to have the rows, each since then.
+    settling: BTreeMap<GroupId, Instant>,
     /// Replicas that are to move cannot, since then.
     stuck: Option<Instant>,
 }
@@ -78,17 +80,24 @@ impl Lasting {
     fn gone(&mut self, inner: &ClusterInner, map: &Map) -> BTreeSet<NodeId> {
         let states = inner.peers().states();
         let states = states.borrow();
-        let now = Instant::now();
         let nodes = map.nodes.keys().copied();
-        let silent: BTreeSet<_> = nodes.filter(|node| !inner.is_alive(&states, *node)).collect();
-        self.silent.retain(|node, _| silent.contains(node));
-        for node in silent {
-            self.silent.entry(node).or_insert(now);
-        }
-        let is_gone = |(node, since): (&NodeId, &Instant)| {
-            (now.duration_since(*since) >= inner.options.replace_after).then_some(*node)
-        };
-        self.silent.iter().filter_map(is_gone).collect()
+        note(
+            &mut self.silent,
+            nodes.filter(|node| !inner.is_alive(&states, *node)),
+        );
+        let is_gone = |since: &Instant| since.elapsed() >= inner.options.replace_after;
+        let gone = self.silent.iter().filter(|(_, since)| is_gone(since));
+        gone.map(|(node, _)| *node).collect()
+    }
+
+    /// Groups that splits have made, and that still wait for their replicas to have the rows. One that cannot have them,
+    /// and a leader that cannot say so, keep nothing from moving for longer than a node that is silent.
+    fn settling(&mut self, inner: &ClusterInner, map: &Map) -> BTreeSet<GroupId> {
+        let new = map.partitions.values().filter(|partition| partition.from != 0);
+        note(&mut self.settling, new.map(|partition| partition.group));
+        let waits = |since: &Instant| since.elapsed() < inner.options.replace_after;
+        let settling = self.settling.iter().filter(|(_, since)| waits(since));
+        settling.map(|(group, _)| *group).collect()
     }
 
     /// Says what is to move and cannot. A leader that is new does not know for a moment who could take it.
@@ -101,6 +110,16 @@ impl Lasting {
         }
         inner.report(MOVES, problem);
     }
+}
+
+/// Notes what is so now, each since when it was noted first.
+fn note<K: Ord>(since: &mut BTreeMap<K, Instant>, now: impl Iterator<Item = K>) {
+    let before = std::mem::take(since);
+    let at = Instant::now();
+    since.extend(now.map(|key| {
+        let noted = before.get(&key).copied();
+        (key, noted.unwrap_or(at))
+    }));
 }
 
 /// What is to move and cannot, with what to do.
@@ -149,6 +168,7 @@ async fn steps(
         ready: ready(inner, &map, &members),
         gone: lasting.gone(inner, &map),
         hanging: hanging(inner, &map),
+        settling: lasting.settling(inner, &map),
         may_spread,
     };
     lasting.report_stuck(inner, &map, &nodes);

@@ -96,7 +96,9 @@ fn led_here<'a>(inner: &ClusterInner, map: &'a Map) -> Led<'a> {
     let replicas = inner.node.replicas().into_iter();
     let led = replicas.filter_map(|replica| {
         let partition = map.partitions.get(&replica.group())?;
-        let done = partition.wanted.is_empty().then(|| wanted(partition));
+        // Of a new group that a split has made it is to be said that its replicas have the rows.
+        let is_over = partition.wanted.is_empty() && partition.from == 0;
+        let done = is_over.then(|| wanted(partition));
         let members = replica.leads_others_than(done.as_ref())?;
         Some((partition.group, (partition, replica, members)))
     });
@@ -171,8 +173,12 @@ impl Changing {
         }
         let problem = self.hangs(inner.options.replace_after).then(|| {
             let lasting: Vec<_> = partition.lasting().iter().map(|member| member.node).collect();
+            let what = match partition.wanted.is_empty() {
+                true => "its split to",
+                false => "its move to",
+            };
             format!(
-                "its move to replicas on nodes {lasting:?} has not gone on for {} s: {}",
+                "{what} replicas on nodes {lasting:?} has not gone on for {} s: {}",
                 self.since.elapsed().as_secs(),
                 self.problem
             )
@@ -211,11 +217,18 @@ async fn step(
     let members = replica.members().map_err(|error| error.to_string())?;
     if members.are(&wanted) && members.is_applied {
         if partition.wanted.is_empty() {
-            return Ok(());
+            if partition.from == 0 {
+                return Ok(());
+            }
+            let lack = wanted
+                .iter()
+                .filter(|id| **id != replica.id() && !members.has_nearly_all(**id));
+            check_none_lacks(lack)?;
+        } else {
+            // One more entry: a leader that was deposed cannot commit it, and has nothing to say.
+            let confirmed = replica.change_members(wanted.clone()).await;
+            confirmed.map_err(|error| error.to_string())?;
         }
-        // One more entry: a leader that was deposed cannot commit it, and has nothing to say.
-        let confirmed = replica.change_members(wanted.clone()).await;
-        confirmed.map_err(|error| error.to_string())?;
         let replicas = wanted.into_iter().collect();
         let moved = MapRequest::Moved {
             group,
@@ -235,10 +248,7 @@ async fn step(
     let lack = wanted
         .iter()
         .filter(|id| !members.has_nearly_all(**id) && !members.voters.contains(id));
-    let lack: Vec<_> = lack.collect();
-    if !lack.is_empty() {
-        return Err(format!("replicas {lack:?} have not all entries yet"));
-    }
+    check_none_lacks(lack)?;
     if !wanted.contains(&replica.id()) {
         let node_of = |id| partition.node_of(id);
         if give_up_lead(inner, replica, &wanted, node_of).await? {
@@ -249,4 +259,12 @@ async fn step(
     }
     let changed = replica.change_members(wanted).await;
     changed.map_err(|error| error.to_string())
+}
+
+fn check_none_lacks<'a>(lack: impl Iterator<Item = &'a ReplicaId>) -> Result<(), String> {
+    let lack: Vec<_> = lack.collect();
+    match lack.is_empty() {
+        true => Ok(()),
+        false => Err(format!("replicas {lack:?} have not all entries yet")),
+    }
 }

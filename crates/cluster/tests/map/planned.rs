@@ -23,6 +23,7 @@ fn nodes(map: &Map, gone: &[u64], may_spread: bool) -> Nodes {
         ready: ready.collect(),
         gone: gone.iter().copied().collect(),
         hanging: BTreeSet::new(),
+        settling: BTreeSet::new(),
         may_spread,
     }
 }
@@ -397,6 +398,55 @@ fn a_partition_that_is_being_split_moves_when_it_has_been() {
     let after = settle(done, &now);
     assert_eq!(on_node(&after)[&2], 0);
     assert!(has_split(&after, 1, partition.changed).is_err());
+}
+
+/// A map in which group 1 has just been split, into group 2 beside it, and another node can take replicas.
+fn just_split() -> Map {
+    let map = map(3, 1, 3, 4);
+    let map = map.clone().with(split(&map, 5000).unwrap().unwrap());
+    let changed = map.partitions[&1].changed;
+    map.clone().with(has_split(&map, 1, changed).unwrap().unwrap())
+}
+
+#[test]
+fn both_groups_of_a_split_stay_until_all_have_the_rows() {
+    let map = just_split();
+    let settling = |gone: &[u64], may_spread| Nodes {
+        settling: BTreeSet::from([2]),
+        ..nodes(&map, gone, may_spread)
+    };
+    assert!(plan(&map, &nodes(&map, &[], true)).is_some());
+    assert_eq!(plan(&map, &settling(&[], true)), None);
+    let draining = given(map.clone(), 1, NodeRole::Drains);
+    assert_eq!(plan(&draining, &settling(&[], false)), None);
+    assert_eq!(
+        moving(&begun(&draining, &nodes(&map, &[], false))),
+        [1, 2],
+        "waited long enough"
+    );
+    let gone = begun(&map, &settling(&[3], false));
+    assert_eq!(
+        moving(&gone),
+        [1, 2],
+        "what is on a node that is gone cannot have them"
+    );
+    assert_eq!(
+        end(gone, 2).partitions[&2].from,
+        1,
+        "those that stayed may lack them"
+    );
+    let all = Moved {
+        group: 2,
+        replicas: map.partitions[&2]
+            .members
+            .iter()
+            .map(|member| member.replica)
+            .collect(),
+        changed: map.partitions[&2].changed,
+    };
+    let settled = draining.clone().with(moved(&draining, &all).unwrap());
+    assert_eq!(settled.partitions[&2].members, map.partitions[&2].members);
+    assert_eq!(moving(&begun(&settled, &settling(&[], false))), [1, 2]);
 }
 
 #[test]

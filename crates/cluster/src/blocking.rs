@@ -1,5 +1,7 @@
 //! Where what blocks is done.
 
+use std::future::Future;
+
 use tokio::runtime::{Handle, RuntimeFlavor};
 
 /// Does what blocks on a thread that may. On a runtime of one thread that is this one: nothing else
@@ -15,5 +17,14 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
             // The runtime is ending, and with it the task that awaits this.
             Err(_) => std::future::pending().await,
         },
+    }
+}
+
+/// The same of what also waits.
+pub(crate) async fn blocking_while<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
+    let runtime = Handle::current();
+    match runtime.runtime_flavor() {
+        RuntimeFlavor::CurrentThread => work.await,
+        _ => blocking(move || runtime.block_on(work)).await,
     }
 }

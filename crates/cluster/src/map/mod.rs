@@ -28,7 +28,7 @@ pub use records::{
     PartitionRecord, SplitRecord,
 };
 pub use rules::{Founding, JoinRequest, describe, found, join, place, raise, voters};
-pub use splits::{has_split, split, splits_from};
+pub use splits::{Has, has_split, is_made_by_split, split, splits_from};
 pub use whole::{Changes, Map, MapRow, NOWHERE};
 
 use crate::ids::GroupId;

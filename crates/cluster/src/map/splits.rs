@@ -6,10 +6,13 @@
 //! leader of the new one says that all its replicas have their rows. What moved before could not make the replica
 //! beside it, so that one more would begin without them.
 
-use crate::ids::GroupId;
+use std::ops::RangeInclusive;
+
+use crate::ids::{GroupId, ReplicaId};
 use crate::map::moves::unchanged;
 use crate::map::records::{LEVEL_OF_SPLITS, MapMember, PartitionRecord, SplitRecord};
 use crate::map::whole::{Changes, Map};
+use crate::transport::wire::NodeId;
 
 /// A cluster has at most so many partitions.
 const PARTITIONS_MAX: usize = 4096;
@@ -118,4 +121,36 @@ pub fn has_split(map: &Map, group: GroupId, changed: u64) -> Result<Option<Chang
         from: group,
     });
     Ok(Some(changes))
+}
+
+/// What a node has of a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Has {
+    /// A replica that applies entries, or will; with its slots, if they are known yet.
+    Replica(Option<RangeInclusive<u16>>),
+    /// No replica, or one that applies nothing any more.
+    None,
+}
+
+/// Whether a node's replica of the group that a partition was split from is yet to apply that: then it makes the
+/// partition's beside it, with its rows. An empty one in its place would be one more that lacks them. `has` says what
+/// the node has of a group, in which its replica is to be this one, if any.
+pub fn is_made_by_split(
+    map: &Map,
+    partition: &PartitionRecord,
+    node: NodeId,
+    has: &impl Fn(GroupId, Option<ReplicaId>) -> Has,
+) -> bool {
+    // One that moves here comes by itself.
+    let is_first = partition.members.iter().any(|member| member.node == node);
+    if partition.from == 0 || !is_first {
+        return false;
+    }
+    let parent = map.partitions.get(&partition.from);
+    let own = parent.and_then(|parent| parent.member_on(node));
+    match has(partition.from, own.map(|own| own.replica)) {
+        Has::Replica(slots) => slots.is_none_or(|slots| slots.contains(&partition.first)),
+        // It may be to be made by a split itself.
+        Has::None => own.is_some() && parent.is_some_and(|parent| is_made_by_split(map, parent, node, has)),
+    }
 }

@@ -157,6 +157,20 @@ impl Map {
         group != MAP_GROUP && replica < self.cluster.next_replica && is_settled && !is_here
     }
 
+    /// The replicas that are somewhere, or to be, and those whose ids are yet to be given out: of none of them may a node
+    /// remove what it finds.
+    #[must_use]
+    pub fn named(&self) -> impl Fn(ReplicaId) -> bool + Send + 'static {
+        let partitions = self.partitions.values();
+        let splits = partitions.clone().filter_map(|one| one.split.as_ref());
+        let new = splits.flat_map(|split| split.members.iter().copied());
+        let members = partitions.flat_map(PartitionRecord::all).chain(new);
+        let of_map = self.nodes.values().map(|node| node.replica);
+        let named: BTreeSet<_> = members.map(|member| member.replica).chain(of_map).collect();
+        let next = self.cluster.next_replica;
+        move |replica| replica >= next || named.contains(&replica)
+    }
+
     /// For each slot the place of its partition in the order of [`Map::partitions`], or [`NOWHERE`].
     #[must_use]
     pub fn by_slot(&self) -> Vec<u16> {

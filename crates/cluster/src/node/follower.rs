@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::blocking::blocking;
 use crate::ids::{GroupId, ReplicaId};
-use crate::map::{MAP_GROUP, Map, MapError, PartitionRecord};
+use crate::map::{Has, MAP_GROUP, Map, MapError, PartitionRecord, is_made_by_split};
 use crate::node::NodeError;
 use crate::node::changing::{members, row};
 use crate::node::routing::Routing;
@@ -40,14 +40,21 @@ pub(super) async fn follow(inner: Arc<ClusterInner>) {
 
 async fn follow_replica(inner: &Arc<ClusterInner>, replica: &Replica) -> ReplicaError {
     let mut known: Option<ReplicaState> = None;
-    // Whether something that the map asks for is still to be done.
+    // Whether something that the map asks for is still to be done, and when that is tried again.
     let mut is_behind = true;
+    let mut again_at = Instant::now();
+    let mut changes = inner.node.changes();
     loop {
-        let changed = replica.state_other_than(known.as_ref());
-        let state = match is_behind {
+        let state = tokio::select! {
+            changed = replica.state_other_than(known.as_ref()) => changed,
             // What is known is looked at again.
-            true => timeout(AGAIN, changed).await.unwrap_or_else(|_| replica.state()),
-            false => changed.await,
+            () = sleep_until(again_at), if is_behind => replica.state(),
+            // An error: the node is ending.
+            _ = changes.changed(), if !is_behind => {
+                // A split may have put a replica here that the map has elsewhere by now.
+                is_behind = has_what_moved_away(inner);
+                continue;
+            }
         };
         let state = match state {
             Ok(state) => state,
@@ -56,6 +63,7 @@ async fn follow_replica(inner: &Arc<ClusterInner>, replica: &Replica) -> Replica
         let applied = known.as_ref().and_then(|known| known.applied);
         if known.is_none() || applied != state.applied || is_behind {
             is_behind = !catch_up(inner, replica).await;
+            again_at = Instant::now() + AGAIN;
         }
         known = Some(state);
     }
@@ -137,12 +145,27 @@ async fn obey(inner: &Arc<ClusterInner>, map: &Arc<Map>) -> bool {
         let member = partition.member_on(own);
         member.is_some_and(|member| is_to_be_made(inner, partition, member.replica))
     });
-    let removed = remove_what_moved_away(inner, map).await;
+    let removed = remove_what_moved_away(inner, map).await && remove_strays(inner, map).await;
     let all: Vec<_> = here
         .map(|partition| make(Arc::clone(inner), Arc::clone(map), partition.clone()))
         .collect();
     let made: Vec<bool> = stream::iter(all).buffer_unordered(MADE_AT_A_TIME).collect().await;
     knows_all && removed && made.into_iter().all(|done| done)
+}
+
+fn has_what_moved_away(inner: &ClusterInner) -> bool {
+    let Some(map) = inner.map() else { return false };
+    let mut replicas = inner.node.replicas().into_iter();
+    map.nodes.contains_key(&inner.number())
+        && replicas.any(|replica| map.has_moved_away((replica.group(), replica.id()), inner.number()))
+}
+
+/// Removes tables that splits have left of replicas that are not to be here any more. Says whether that is done.
+async fn remove_strays(inner: &ClusterInner, map: &Map) -> bool {
+    let removed = inner.node.remove_strays(map.named()).await;
+    let is_done = removed.is_ok();
+    inner.report("tables of replicas", removed.err().map(|error| error.to_string()));
+    is_done
 }
 
 /// Removes the replicas on this node that the map has elsewhere by now. Says whether that is done.
@@ -205,31 +228,24 @@ async fn make(inner: Arc<ClusterInner>, map: Arc<Map>, partition: PartitionRecor
     }
 }
 
-/// Whether a replica here of a group that a partition was split from is yet to apply that: then it makes the
-/// partition's, with its rows. An empty one in its place would be one more that lacks them.
+/// Whether a split makes the replica of a partition here.
 fn makes_it_itself(inner: &ClusterInner, map: &Map, partition: &PartitionRecord) -> bool {
-    // One that moves here comes by itself.
-    let is_first = |partition: &PartitionRecord| {
-        let mut members = partition.members.iter();
-        members.any(|member| member.node == inner.number())
+    let has = |group, own: Option<ReplicaId>| {
+        let mut all = inner.node.replicas().into_iter();
+        if let Some(replica) = all.find(|replica| replica.group() == group) {
+            return match replica.state() {
+                Err(ReplicaError::Quarantined { .. }) => Has::None,
+                _ => Has::Replica(replica.slots()),
+            };
+        }
+        // Its log may have had no room to be opened.
+        let mut unopened = inner.node.unopened().into_iter();
+        match unopened.any(|(replica, _)| Some(replica) == own) {
+            true => Has::Replica(None),
+            false => Has::None,
+        }
     };
-    if partition.from == 0 || !is_first(partition) {
-        return false;
-    }
-    let mut all = inner.node.replicas().into_iter();
-    if let Some(parent) = all.find(|replica| replica.group() == partition.from) {
-        return parent
-            .slots()
-            .is_none_or(|slots| slots.contains(&partition.first));
-    }
-    let parent = map.partitions.get(&partition.from);
-    let Some((parent, own)) = parent.and_then(|parent| Some((parent, parent.member_on(inner.number())?)))
-    else {
-        return false;
-    };
-    // Its log has had no room to be opened; or it is to be made by a split itself.
-    let unopened = inner.node.unopened();
-    unopened.iter().any(|(replica, _)| *replica == own.replica) || makes_it_itself(inner, map, parent)
+    is_made_by_split(map, partition, inner.number(), &has)
 }
 
 /// Routes by the map, and by the replicas that are here.

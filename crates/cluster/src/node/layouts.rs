@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use collie_io::Device;
 use parking_lot::Mutex;
-use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use crate::blocking::blocking;
+use crate::blocking::{blocking, blocking_while};
 use crate::ids::ReplicaId;
 use crate::node::room::MACHINES;
 use crate::node::router::Router;
@@ -153,11 +152,7 @@ async fn move_one(
         let goes_on = || moves.goes_on();
         router.store.move_replica(id, disk, &goes_on).await
     };
-    let runtime = Handle::current();
-    match runtime.runtime_flavor() {
-        RuntimeFlavor::CurrentThread => moved.await,
-        _ => blocking(move || runtime.block_on(moved)).await,
-    }
+    blocking_while(moved).await
 }
 
 /// The replicas whose logs are elsewhere than the layout has them, and the disks of their tables.

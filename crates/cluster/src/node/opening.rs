@@ -9,13 +9,13 @@ use collie_io::Device;
 use collie_log::LogError;
 use tokio::sync::{Semaphore, watch};
 
-use crate::blocking::blocking;
-use crate::ids::ReplicaId;
+use crate::blocking::{blocking, blocking_while};
+use crate::ids::{EntryId, GroupId, ReplicaId};
 use crate::node::layouts::Homes;
 use crate::node::options::NodeOptions;
 use crate::node::room::MACHINES;
 use crate::node::router::Router;
-use crate::raft::{FullDisks, Replica, ReplicaOptions, SplitHost, Transfers, count};
+use crate::raft::{Claim, Claims, FullDisks, Replica, ReplicaOptions, SplitHost, Transfers, count};
 use crate::raftlog::{ReplicaLog, StoreError};
 use crate::replica_store::{Beside, MachineError};
 use crate::transport::Peers;
@@ -31,6 +31,7 @@ pub(super) struct Opening {
     pub(super) reserves: Vec<Option<DiskReserve>>,
     pub(super) transfers: Arc<Transfers>,
     pub(super) merging: Arc<Semaphore>,
+    pub(super) claims: Claims,
 }
 
 impl Opening {
@@ -62,6 +63,29 @@ impl Opening {
         let replica = Arc::new(Replica::start(options));
         self.router.insert(Arc::clone(&replica));
         replica
+    }
+
+    /// Begins the log of a replica, behind an entry or with none, and opens the replica. A log of its own is a file that
+    /// is made, which blocks. Both are done also where this is dropped: a log alone would be no replica here.
+    pub(super) async fn begin(
+        self: &Arc<Self>,
+        ids: (GroupId, ReplicaId),
+        disk: usize,
+        purged: Option<EntryId>,
+    ) -> Result<Arc<Replica>, StoreError> {
+        let this = Arc::clone(self);
+        let begun = async move {
+            let log = this.router.store.create_behind(ids, disk, purged).await?;
+            Ok(this.open(log, Some(disk)))
+        };
+        blocking_while(begun).await
+    }
+
+    /// The right to make a replica here; none: it is here or was removed, or another one has it.
+    pub(super) fn claim(&self, replica: ReplicaId) -> Option<Claim> {
+        let claim = self.claims.take(replica)?;
+        let found = self.router.store.replica(replica);
+        matches!(found, Err(StoreError::Unknown { .. })).then_some(claim)
     }
 
     pub(super) fn device(&self) -> Arc<dyn Device> {
@@ -109,13 +133,9 @@ impl std::fmt::Debug for DiskHost {
 }
 
 impl SplitHost for DiskHost {
-    fn had(&self, replica: ReplicaId) -> bool {
-        let node = self.node.upgrade();
+    fn claim(&self, replica: ReplicaId) -> Option<Claim> {
         // Where the node has ended nothing is made, nor removed.
-        node.is_none_or(|node| {
-            let found = node.router.store.replica(replica);
-            !matches!(found, Err(StoreError::Unknown { .. }))
-        })
+        self.node.upgrade()?.claim(replica)
     }
 
     fn begin(&self, beside: Beside) -> Pin<Box<dyn Future<Output = Result<(), MachineError>> + Send>> {
@@ -137,14 +157,12 @@ impl SplitHost for DiskHost {
                     source: Arc::new(std::io::Error::other(problem)),
                 })?;
             }
-            let store = &node.router.store;
-            let log = store.create_behind((group, replica), disk, Some(id)).await?;
+            node.begin((group, replica), disk, Some(id)).await?;
             tracing::info!(
                 replica,
                 group,
                 "a replica begins with a part of another one's rows"
             );
-            node.open(log, Some(disk));
             count(&node.changes);
             Ok(())
         })

@@ -9,13 +9,13 @@ use std::time::Duration;
 use collie_io::Device;
 use collie_log::LogError;
 use parking_lot::Mutex;
-use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::beat::Beat;
-use crate::blocking::blocking;
+use crate::blocking::{blocking, blocking_while};
 use crate::ids::{GroupId, ReplicaId};
 use crate::layouts::Layouts;
 use crate::node::error::NodeError;
@@ -25,7 +25,7 @@ use crate::node::opening::Opening;
 use crate::node::options::NodeOptions;
 use crate::node::room::{MACHINES, reserves, watch_room};
 use crate::node::router::{Emptied, Router};
-use crate::raft::{Member, Replica, Transfers, count};
+use crate::raft::{Claims, Member, Replica, Transfers, count};
 use crate::raftlog::{NodeLog, NodeStore, Quarantined, StoreError};
 use crate::transport::wire::NodeId;
 use crate::transport::{Network, Peers};
@@ -114,6 +114,7 @@ impl Node {
                 reserves,
                 transfers: Arc::new(transfers),
                 merging: Arc::new(Semaphore::new(1)),
+                claims: Claims::default(),
             }),
             failed,
             maintenance: Mutex::default(),
@@ -230,21 +231,48 @@ impl Node {
     /// Adds a replica without entries and without a vote, which waits to hear of its group.
     ///
     /// # Errors
-    /// Those of [`NodeStore::create`].
+    /// Those of [`NodeStore::create_behind`].
     pub async fn create(
         &self,
         group: GroupId,
         id: ReplicaId,
         disk: usize,
     ) -> Result<Arc<Replica>, NodeError> {
-        let store = &self.opening.router.store;
-        if matches!(store.replica(id), Err(StoreError::Unknown { .. })) {
-            // A stop may have left tables of it, without the log: a split had begun to make it.
-            let (device, dir) = (self.opening.device(), self.opening.machine_dir(id, Some(disk)));
-            blocking(move || remove_tables(&*device, id, &dir)).await?;
-        }
-        let log = store.create(group, id, disk).await?;
-        Ok(self.opening.open(log, Some(disk)))
+        let Some(_claim) = self.opening.claim(id) else {
+            return Err(match self.opening.router.store.replica(id) {
+                Err(error) if !matches!(error, StoreError::Unknown { .. }) => error,
+                _ => StoreError::Exists { group, replica: id },
+            }
+            .into());
+        };
+        // A stop may have left tables of it, without the log: a split had begun to make it.
+        let (device, dir) = (self.opening.device(), self.opening.machine_dir(id, Some(disk)));
+        blocking(move || remove_tables(&*device, id, &dir)).await?;
+        Ok(self.opening.begin((group, id), disk, None).await?)
+    }
+
+    /// Removes tables without a log of replicas that are not to be `made`, which a split that was not completed may
+    /// have left.
+    ///
+    /// # Errors
+    /// [`NodeError::Files`].
+    pub(super) async fn remove_strays(
+        &self,
+        made: impl Fn(ReplicaId) -> bool + Send + 'static,
+    ) -> Result<(), NodeError> {
+        let opening = Arc::clone(&self.opening);
+        blocking(move || {
+            let device = opening.device();
+            let all = tables(&*device, &opening.options.store.disks);
+            for (id, dir) in all.into_iter().filter(|(id, _)| !made(*id)) {
+                if let Some(_claim) = opening.claim(id) {
+                    remove_tables(&*device, id, &dir)?;
+                    tracing::info!(replica = id, "tables that a split has left are removed");
+                }
+            }
+            Ok(())
+        })
+        .await
     }
 
     /// What it sends of tables.
@@ -349,19 +377,27 @@ fn remove_tables(device: &dyn Device, id: ReplicaId, dir: &Path) -> Result<(), N
 
 /// Removes the tables of replicas that were removed, where a stop came before that.
 fn remove_tables_of_removed(device: &dyn Device, disks: &[PathBuf], store: &NodeStore) {
-    for machines in disks.iter().map(|disk| disk.join(MACHINES)) {
-        // An error: there are none yet, or what opens them says what is wrong.
-        let names = device.list(&machines).unwrap_or_default();
-        let ids = names
-            .iter()
-            .filter_map(|name| name.name.parse::<ReplicaId>().ok());
-        for id in ids.filter(|id| matches!(store.replica(*id), Err(StoreError::Removed { .. }))) {
-            let dir = machines.join(id.to_string());
-            if let Err(error) = device.remove_dir_all(&dir) {
-                tracing::warn!(%error, dir = %dir.display(), "tables of a removed replica are left");
-            }
+    let is_removed = |id| matches!(store.replica(id), Err(StoreError::Removed { .. }));
+    for (_, dir) in tables(device, disks)
+        .into_iter()
+        .filter(|(id, _)| is_removed(*id))
+    {
+        if let Err(error) = device.remove_dir_all(&dir) {
+            tracing::warn!(%error, dir = %dir.display(), "tables of a removed replica are left");
         }
     }
+}
+
+/// The replicas that have tables on the disks, each with their directory.
+fn tables(device: &dyn Device, disks: &[PathBuf]) -> Vec<(ReplicaId, PathBuf)> {
+    let of_disk = |disk: &PathBuf| {
+        let machines = disk.join(MACHINES);
+        // An error: there are none yet, or what opens them says what is wrong.
+        let names = device.list(&machines).unwrap_or_default().into_iter();
+        let found = names.filter_map(|name| Some((name.name.parse().ok()?, machines.join(&name.name))));
+        found.collect::<Vec<_>>()
+    };
+    disks.iter().flat_map(of_disk).collect()
 }
 
 /// From one look for room for logs that had none to be opened to the next.
@@ -377,14 +413,7 @@ async fn open_late(opening: Arc<Opening>) {
         sleep(OPEN_LATE).await;
         let router = Arc::clone(&opening.router);
         let open = async move { router.store.open_late().await };
-        let opened = match Handle::current().runtime_flavor() {
-            RuntimeFlavor::CurrentThread => open.await,
-            _ => {
-                let runtime = Handle::current();
-                blocking(move || runtime.block_on(open)).await
-            }
-        };
-        for log in opened {
+        for log in blocking_while(open).await {
             tracing::info!(
                 replica = log.replica(),
                 "the log of a replica has room, and is opened"

@@ -4,10 +4,13 @@
 //! same rows, and no replica is past the split without the other one. One that gets past it by tables of another
 //! replica makes none; that of the new group then gets its tables from its leader, as any that joins.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::time::sleep;
 
 use crate::blocking::blocking;
@@ -17,11 +20,35 @@ use crate::replica_store::{Beside, Machine, MachineError};
 
 /// What has the replicas of a node, for those that splits put there.
 pub trait SplitHost: fmt::Debug + Send + Sync {
-    /// Whether a replica is on this node, or was removed from it.
-    fn had(&self, replica: ReplicaId) -> bool;
+    /// The right to make a replica; none: it is on this node, or was removed from it, or is not to be made here.
+    fn claim(&self, replica: ReplicaId) -> Option<Claim>;
 
     /// Begins the log of a replica whose tables are made, and opens it. Resolves when the log is durable.
     fn begin(&self, beside: Beside) -> Pin<Box<dyn Future<Output = Result<(), MachineError>> + Send>>;
+}
+
+/// Of which replicas the tables and the log are just being made, or what is left of them is being removed.
+#[derive(Debug, Clone, Default)]
+pub struct Claims(Arc<Mutex<BTreeSet<ReplicaId>>>);
+
+impl Claims {
+    /// Nobody else makes this replica, or removes what is left of it, before what is returned is dropped. None: another
+    /// one does.
+    #[must_use]
+    pub fn take(&self, replica: ReplicaId) -> Option<Claim> {
+        let is_free = self.0.lock().insert(replica);
+        is_free.then(|| Claim(self.clone(), replica))
+    }
+}
+
+/// See [`Claims::take`].
+#[derive(Debug)]
+pub struct Claim(Claims, ReplicaId);
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.0.0.lock().remove(&self.1);
+    }
 }
 
 /// Makes the replica that an entry puts beside this one, if it is a split that is applied next; waits where there is
@@ -35,9 +62,9 @@ pub(super) async fn make_beside(
     let Some(beside) = machine.beside(id, payload).map_err(failed)? else {
         return Ok(());
     };
-    if host.had(beside.replica) {
+    let Some(_claim) = host.claim(beside.replica) else {
         return Ok(());
-    }
+    };
     let made = {
         let (machine, beside, payload) = (machine.clone(), beside.clone(), payload.to_vec());
         let waits = waits.clone();
@@ -49,5 +76,19 @@ pub(super) async fn make_beside(
             Err(full) if is_full(&full) && waits() => sleep(ROOM_PAUSE).await,
             begun => return begun.map_err(failed),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_at_a_time_makes_a_replica() {
+        let claims = Claims::default();
+        let first = claims.take(7);
+        assert!(first.is_some() && claims.clone().take(7).is_none() && claims.take(8).is_some());
+        drop(first);
+        assert!(claims.take(7).is_some());
     }
 }

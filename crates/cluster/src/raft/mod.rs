@@ -40,7 +40,7 @@ mod transfers;
 mod types;
 mod waking;
 
-pub use beside::SplitHost;
+pub use beside::{Claim, Claims, SplitHost};
 pub(crate) use commands::count;
 pub use commands::{Row, Value};
 pub use elections::ElectionCause;

@@ -426,22 +426,14 @@ impl NodeStore {
         answer
     }
 
-    /// Adds a replica without entries and without a vote, which has its home on this disk, counted
-    /// from 0. It is durable when this returns. One call at a time for an id. In layout
-    /// [`Private`](Layout::Private) this opens a log, and blocks on that.
+    /// Adds a replica which has its home on this disk, counted from 0: without entries and without a vote, or one whose
+    /// tables have everything up to an entry, which is purged: it has no other, and its vote is that of the entry's term.
+    /// It is durable when this returns. One call at a time for an id. In layout [`Private`](Layout::Private) this opens
+    /// a log, and blocks on that.
     ///
     /// # Errors
     /// [`StoreError::Removed`], [`StoreError::Exists`], [`StoreError::Quarantined`],
     /// [`StoreError::Streams`], and the log's; [`StoreError::Options`] where there is no such disk.
-    pub async fn create(&self, group: GroupId, id: ReplicaId, disk: usize) -> Result<ReplicaLog, StoreError> {
-        self.create_behind((group, id), disk, None).await
-    }
-
-    /// The same of a replica whose tables have everything up to an entry, which is purged: it has no other, and its
-    /// vote is that of the entry's term.
-    ///
-    /// # Errors
-    /// As [`NodeStore::create`].
     pub async fn create_behind(
         &self,
         (group, id): (GroupId, ReplicaId),
@@ -599,6 +591,17 @@ fn io(op: &'static str, path: &Path, error: std::io::Error) -> StoreError {
         path: path.to_owned(),
         source: Arc::new(error),
     })
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl NodeStore {
+    /// Adds a replica without entries and without a vote.
+    ///
+    /// # Errors
+    /// As [`NodeStore::create_behind`].
+    pub async fn create(&self, group: GroupId, id: ReplicaId, disk: usize) -> Result<ReplicaLog, StoreError> {
+        self.create_behind((group, id), disk, None).await
+    }
 }
 
 #[cfg(feature = "testing")]

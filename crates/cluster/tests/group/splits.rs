@@ -1,8 +1,9 @@
 //! Replicas of a group that a split has made, of which some were made without its rows.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use collie_cluster::Layout;
 use collie_cluster::testing::proposals::Answer;
 use collie_cluster::testing::transport::Call;
 use collie_cluster::testing::wire::{Request, Response, TransferLeader};
@@ -130,4 +131,45 @@ fn replicas_without_the_rows_of_a_split_elect_none_of_them() {
             });
         }
     }
+}
+
+/// What notes it fails once. A replica that is there is noted no more, so one that was made before would stay unnoted: it
+/// could be made again when its log is lost. Each has a log of its own.
+#[test]
+fn a_replica_is_noted_before_a_split_makes_it() {
+    let noted = Arc::<Mutex<Vec<u64>>>::default();
+    let notes = Arc::clone(&noted);
+    let cluster = Cluster::adjusted(Simulated::Nothing, move |options| {
+        options.store.layout = Layout::Private.into();
+        let notes = Arc::clone(&notes);
+        options.note_made = Some(Arc::new(move |replica| {
+            let mut notes = notes.lock().unwrap();
+            notes.push(replica);
+            match notes.iter().filter(|noted| **noted == replica).count() {
+                1 => Err("it cannot be noted now".to_owned()),
+                _ => Ok(()),
+            }
+        }));
+    });
+    let leader = cluster.leader(|_| true).replica().unwrap();
+    // An error: nothing was split, as it has just begun to lead. What becomes of it else is not known here: it fails, too.
+    cluster.until("the split", || {
+        let split = cluster.runtime.block_on(leader.split(&new_group(&cluster)));
+        split.is_ok().then_some(())
+    });
+    drop(leader);
+    let made = |place: &Place| place.with(|node, _| node.replica(new_on(place.id)).is_some());
+    cluster.until("replicas of the new group", || {
+        let mut all = cluster.places.iter();
+        all.all(|place| made(place) == Some(true)).then_some(())
+    });
+    cluster.until("a leader of the new group", || {
+        let mut all = cluster.places.iter();
+        all.any(|place| state(place).is_some_and(|state| state.leads))
+            .then_some(())
+    });
+    let mut noted = noted.lock().unwrap().clone();
+    noted.sort_unstable();
+    let twice = cluster.places.iter().flat_map(|place| [new_on(place.id); 2]);
+    assert_eq!(noted, twice.collect::<Vec<_>>());
 }

@@ -286,6 +286,41 @@ fn the_only_replica_of_a_partition_moves() {
     assert_has_no_others(&sites[0]);
 }
 
+/// As a split may leave them that meets a replica's move, or a stop.
+#[test]
+fn what_is_to_be_nowhere_goes_also_when_the_map_does_not_change() {
+    let sites = cluster(1, 1, 1);
+    let first = sites[0].map().unwrap();
+    ask(&sites[1], NodeRequest::Drain(1)).unwrap();
+    let map = placed(&sites, "moves", |map| !has_replicas(map, 1));
+    let (group, old) = (1, first.partitions[&1].members[0].replica);
+    assert_ne!(map.partitions[&group].members[0].replica, old);
+    // It was on the other node.
+    let site = std::slice::from_ref(&sites[1]);
+    site[0].with(|node, runtime| {
+        let made = runtime.block_on(node.node().create(group, old, 0));
+        drop(made.unwrap());
+    });
+    until(site, "removal of the replica", || {
+        let is_here = site[0].with(|node, _| node.node().replica(old).is_some());
+        (!is_here).then_some(())
+    });
+    assert_eq!(site[0].map().unwrap().cluster.epoch, map.cluster.epoch);
+    let older = first.partitions[&2].members[0].replica;
+    let yet = map.partitions[&2].members[0].replica;
+    let unknown = map.cluster.next_replica;
+    sites[1].kill();
+    let tables = |replica: u64| site[0].disk().join("replicas").join(replica.to_string());
+    std::fs::create_dir_all(tables(older).join("store")).unwrap();
+    std::fs::create_dir_all(tables(unknown).join("store")).unwrap();
+    start(&sites[1], Begin::Start);
+    until(site, "removal of the tables", || {
+        (!tables(older).exists()).then_some(())
+    });
+    assert!(tables(unknown).exists() && tables(yet).exists());
+    assert_has(&sites, &[]);
+}
+
 #[test]
 fn what_cannot_be_is_refused_and_says_what_to_do() {
     let sites = cluster(3, 1, 3);

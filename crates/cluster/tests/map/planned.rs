@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use collie_cluster::testing::map::{
-    Changes, Map, MapError, MapMember, Moved, NodeRole, Nodes, PartitionRecord, Stuck, has_split, leave,
-    moved, plan, set_role, split, stuck, voters,
+    Changes, Has, Map, MapError, MapMember, Moved, NodeRole, Nodes, PartitionRecord, Stuck, has_split,
+    is_made_by_split, leave, moved, plan, set_role, split, stuck, voters,
 };
 use proptest::prelude::*;
 
@@ -447,6 +447,81 @@ fn both_groups_of_a_split_stay_until_all_have_the_rows() {
     let settled = draining.clone().with(moved(&draining, &all).unwrap());
     assert_eq!(settled.partitions[&2].members, map.partitions[&2].members);
     assert_eq!(moving(&begun(&settled, &settling(&[], false))), [1, 2]);
+}
+
+#[test]
+fn a_split_makes_its_replica_where_one_is_yet_to_apply_it() {
+    let map = just_split();
+    // The new one is split again.
+    let map = map.clone().with(split(&map, 10_000).unwrap().unwrap());
+    let changed = map.partitions[&2].changed;
+    let map = map.clone().with(has_split(&map, 2, changed).unwrap().unwrap());
+    let is_made = |map: &Map, group: u64, node, has: &[(u64, Has)]| {
+        let has = |group, own| {
+            let found = has.iter().find(|(of, _)| *of == group);
+            assert_eq!(own, map.partitions[&group].member_on(node).map(|own| own.replica));
+            found.map_or(Has::None, |(_, has)| has.clone())
+        };
+        is_made_by_split(map, &map.partitions[&group], node, &has)
+    };
+    let all = Has::Replica(Some(0..=16_383));
+    let past = Has::Replica(Some(0..=4999));
+    assert!(is_made(&map, 2, 3, &[(1, all.clone())]));
+    assert!(
+        !is_made(&map, 2, 3, &[(1, past.clone())]),
+        "tables of another replica came"
+    );
+    assert!(
+        is_made(&map, 2, 3, &[(1, Has::Replica(None))]),
+        "it is yet to be opened"
+    );
+    assert!(!is_made(&map, 2, 3, &[]), "it is lost");
+    assert!(!is_made(&map, 1, 3, &[]), "of no split");
+    assert!(
+        is_made(&map, 3, 3, &[(1, all.clone())]),
+        "by the one that is yet to be made"
+    );
+    assert!(
+        !is_made(&map, 3, 3, &[(1, past.clone())]),
+        "by one that is to be made empty"
+    );
+    assert!(is_made(
+        &map,
+        3,
+        3,
+        &[(1, past), (2, Has::Replica(Some(5000..=16_383)))]
+    ));
+    assert!(
+        !is_made(&map, 3, 4, &[(1, all.clone())]),
+        "that node has none of it"
+    );
+    // One that moves there comes by itself.
+    let moving = begun(
+        &given(map, 3, NodeRole::Drains),
+        &nodes(&just_split(), &[], false),
+    );
+    assert!(moving.partitions[&2].member_on(4).is_some());
+    assert!(!is_made(&moving, 2, 4, &[(1, all)]));
+}
+
+#[test]
+fn replicas_are_named_that_are_or_are_to_be_somewhere() {
+    let map = map(3, 1, 3, 4);
+    let next = map.cluster.next_replica;
+    let splitting = map.clone().with(split(&map, 5000).unwrap().unwrap());
+    let named = splitting.named();
+    let new = &splitting.partitions[&1].split.as_ref().unwrap().members;
+    let members = splitting.partitions[&1].members.iter().chain(new);
+    let of_map = splitting.nodes.values().map(|node| node.replica);
+    for replica in members.map(|member| member.replica).chain(of_map) {
+        assert!(named(replica), "{replica}");
+    }
+    assert!(named(next + 3), "an older map has nothing to say of it");
+    let moving = begun(&given(map, 3, NodeRole::Drains), &nodes(&splitting, &[], false));
+    let old = moving.partitions[&1].member_on(3).unwrap().replica;
+    assert!(moving.named()(old) && moving.named()(next));
+    let moved = end(moving, 1);
+    assert!(!moved.named()(old) && moved.named()(next));
 }
 
 #[test]

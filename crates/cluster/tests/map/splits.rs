@@ -8,7 +8,7 @@ use collie_cluster::testing::map::{LEVEL_OF_SPLITS, PartitionRecord};
 use collie_server::cluster::{NodeRequest, Refused, Route, Settled, Walked};
 
 use super::moves::ask;
-use super::sites::{Site, bootstrap, cluster, settled, sites, until};
+use super::sites::{Site, bootstrap, cluster, map_leader, settled, sites, until};
 
 const ROW: &[u8] = b"counter";
 const SLOTS: [u16; 6] = [0, 4000, 8191, 8192, 12_000, 16_383];
@@ -243,4 +243,103 @@ fn splits_that_cannot_be_are_refused() {
     let all = split(&sites, 4);
     let slots: Vec<_> = all.iter().map(PartitionRecord::slots).collect();
     assert_eq!(slots, [0..=0, 1..=8190, 8191..=8191, 8192..=16_383]);
+}
+
+/// The partitions, once all replicas of all are said to have their rows.
+fn whole(sites: &[Site], partitions: usize) -> Vec<PartitionRecord> {
+    until(sites, "rows at all replicas", || {
+        let all = split(sites, partitions);
+        all.iter().all(|partition| partition.from == 0).then_some(all)
+    })
+}
+
+fn write(sites: &[Site]) {
+    for slot in SLOTS {
+        until(sites, "a write", || {
+            (increment(sites, slot) == Some(Settled::Holds)).then_some(())
+        });
+    }
+}
+
+/// With two of three nodes down it waits, with one it does not wait for ever. That one makes its replicas itself when it
+/// is back, the one beside the other one too: no tables are sent to it.
+#[test]
+fn a_split_needs_most_nodes_and_the_last_one_makes_its_own() {
+    let sites = cluster(3, 3, 1);
+    write(&sites);
+    let leads = map_leader(&sites).peer;
+    let first = sites.iter().position(|site| site.peer == leads).unwrap();
+    let (second, last) = ((first + 1) % 3, (first + 2) % 3);
+    sites[last].kill();
+    ask(&sites[first], NodeRequest::Split(8192)).unwrap();
+    sites[second].kill();
+    sites[second].start(Begin::Start);
+    let all = split(&sites, 2);
+    assert!(
+        all.iter().any(|partition| partition.from != 0),
+        "one replica lacks its rows: {all:?}"
+    );
+    until(&sites, "the split of the new partition", || {
+        ask(&sites[first], NodeRequest::Split(12_000)).ok()
+    });
+    split(&sites, 3);
+    write(&sites);
+    sites[last].start(Begin::Start);
+    whole(&sites, 3);
+    let sent = |site: &Site| site.with(|node, _| node.node().transfers().sent());
+    assert_eq!(sites.iter().map(sent).collect::<Vec<_>>(), [0; 3]);
+    assert_eq!(SLOTS.map(|slot| read(&sites, slot)), [2; SLOTS.len()]);
+    settled(&sites, 3, 3);
+    // It has the rows: what it has of them counts.
+    sites[second].kill();
+    write(&sites);
+    assert_eq!(SLOTS.map(|slot| read(&sites, slot)), [3; SLOTS.len()]);
+}
+
+/// Another partition, which is not split, shows that replicas move.
+#[test]
+fn replicas_of_a_split_move_when_all_of_it_have_their_rows() {
+    let sites = sites(4);
+    sites[0].start(bootstrap(3, 2));
+    for site in &sites[1..3] {
+        site.start(Begin::Join(vec![sites[0].peer]));
+    }
+    settled(&sites[..3], 3, 2);
+    sites[3].start(Begin::Join(vec![sites[0].peer]));
+    settled(&sites, 4, 2);
+    write(&sites);
+    sites[2].kill();
+    until(&sites, "the request", || {
+        ask(&sites[0], NodeRequest::Split(4096)).ok()
+    });
+    let all = split(&sites, 3);
+    let of_split: Vec<_> = all
+        .iter()
+        .filter(|one| one.last < 8192)
+        .map(|one| one.group)
+        .collect();
+    until(&sites, "the request", || {
+        ask(&sites[0], NodeRequest::Drain(3)).ok()
+    });
+    let map = until(&sites, "a move of the other partition", || {
+        let map = sites[0].map()?;
+        let other = map.partitions.values().find(|one| one.first == 8192)?;
+        other.wanted.is_empty().then_some(())?;
+        other.member_on(3).is_none().then_some(map)
+    });
+    for group in &of_split {
+        let partition = &map.partitions[group];
+        assert!(
+            partition.wanted.is_empty() && partition.member_on(3).is_some(),
+            "{partition:?}"
+        );
+    }
+    sites[2].start(Begin::Start);
+    until(&sites, "moves of the others", || {
+        let map = sites[0].map()?;
+        let mut members = map.partitions.values().flat_map(PartitionRecord::all);
+        (!members.any(|member| member.node == 3)).then_some(())
+    });
+    whole(&sites, 3);
+    assert_eq!(SLOTS.map(|slot| read(&sites, slot)), [1; SLOTS.len()]);
 }

@@ -43,14 +43,12 @@ async fn follow_replica(inner: &Arc<ClusterInner>, replica: &Replica) -> Replica
     // Whether something that the map asks for is still to be done, and when that is tried again.
     let mut is_behind = true;
     let mut again_at = Instant::now();
-    let mut changes = inner.node.changes();
     loop {
         let state = tokio::select! {
             changed = replica.state_other_than(known.as_ref()) => changed,
             // What is known is looked at again.
             () = sleep_until(again_at), if is_behind => replica.state(),
-            // An error: the node is ending.
-            _ = changes.changed(), if !is_behind => {
+            () = inner.node.made(), if !is_behind => {
                 // A split may have put a replica here that the map has elsewhere by now.
                 is_behind = has_what_moved_away(inner);
                 continue;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use collie_db::DiskReserve;
 use collie_io::Device;
 use collie_log::LogError;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 
 use crate::blocking::{blocking, blocking_while};
 use crate::ids::{EntryId, GroupId, ReplicaId};
@@ -32,6 +32,8 @@ pub(super) struct Opening {
     pub(super) transfers: Arc<Transfers>,
     pub(super) merging: Arc<Semaphore>,
     pub(super) claims: Claims,
+    /// Woken when a replica was put here.
+    pub(super) made: Notify,
 }
 
 impl Opening {
@@ -76,7 +78,9 @@ impl Opening {
         let this = Arc::clone(self);
         let begun = async move {
             let log = this.router.store.create_behind(ids, disk, purged).await?;
-            Ok(this.open(log, Some(disk)))
+            let replica = this.open(log, Some(disk));
+            this.made.notify_one();
+            Ok(replica)
         };
         blocking_while(begun).await
     }

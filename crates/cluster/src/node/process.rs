@@ -10,7 +10,7 @@ use collie_io::Device;
 use collie_log::LogError;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
@@ -115,6 +115,7 @@ impl Node {
                 transfers: Arc::new(transfers),
                 merging: Arc::new(Semaphore::new(1)),
                 claims: Claims::default(),
+                made: Notify::new(),
             }),
             failed,
             maintenance: Mutex::default(),
@@ -249,6 +250,11 @@ impl Node {
         let (device, dir) = (self.opening.device(), self.opening.machine_dir(id, Some(disk)));
         blocking(move || remove_tables(&*device, id, &dir)).await?;
         Ok(self.opening.begin((group, id), disk, None).await?)
+    }
+
+    /// Waits until a replica was put here. One at a time waits.
+    pub(super) async fn made(&self) {
+        self.opening.made.notified().await;
     }
 
     /// Removes tables without a log of replicas that are not to be `made`, which a split that was not completed may
@@ -394,6 +400,7 @@ fn tables(device: &dyn Device, disks: &[PathBuf]) -> Vec<(ReplicaId, PathBuf)> {
         let machines = disk.join(MACHINES);
         // An error: there are none yet, or what opens them says what is wrong.
         let names = device.list(&machines).unwrap_or_default().into_iter();
+        let names = names.filter(collie_io::Entry::is_dir);
         let found = names.filter_map(|name| Some((name.name.parse().ok()?, machines.join(&name.name))));
         found.collect::<Vec<_>>()
     };

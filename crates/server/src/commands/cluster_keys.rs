@@ -14,7 +14,7 @@ use super::names::search_aside;
 use super::page::{Page, ScanOptions};
 use crate::cluster::{Partition, Refused, SLOTS, Settled, Settling, Walked};
 use crate::cost::{Aside, PASSED_MAX};
-use crate::data::value;
+use crate::data::value::{self, BEFORE_DATA};
 use crate::exec::{Exec, Flow, Later, Outcome};
 use crate::failure::{Failure, text};
 use crate::glob;
@@ -382,7 +382,7 @@ pub(super) fn keys_in_slot(exec: &mut Exec<'_>, slot: u16, count: usize) -> Outc
     let (mut found, mut names) = (0, ReplyBuffer::new());
     let partition = in_slot(partitions, slot);
     if let Some((read, _)) = &partition {
-        for row in read.partition.rows_after(Some((slot, &[])))? {
+        for row in read.partition.rows_after(Some((slot, BEFORE_DATA)))? {
             let Walked::Row(row) = row? else { continue };
             let name = row.row.strip_prefix(&[value::DATA]);
             let Some(name) = name.filter(|_| row.slot == slot && found < count && names.len() <= limit)

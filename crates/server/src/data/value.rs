@@ -18,6 +18,8 @@ use super::stamp::Stamp;
 
 /// Tag of the users' keys.
 pub(crate) const DATA: u8 = b'k';
+/// Behind this row come the users' keys of a slot. Tombstones are before it.
+pub(crate) const BEFORE_DATA: &[u8] = &[DATA - 1, u8::MAX];
 /// Tag of the pieces of large values.
 pub(crate) const PIECE: u8 = b'v';
 /// Tag of the index by expiry.
@@ -291,7 +293,63 @@ pub(crate) fn read_expiry_key(entry: &[u8]) -> Option<(u64, &[u8])> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn a_stamp_is_read_and_passed_over(
+            expiry: Option<u64>,
+            time: u64,
+            origin: u64,
+            payload: Vec<u8>,
+        ) {
+            let stamp = Stamp { time, origin };
+            let stored = encode_stamped(expiry, stamp, &payload);
+            let (header, read) = read_inline(&stored).unwrap();
+            prop_assert_eq!((header.expiry_ms, read), (expiry, &payload[..]));
+            prop_assert_eq!(read_stamp(&stored), Ok(Some(stamp)));
+            let head = stored.len() - payload.len();
+            for found in 0..head {
+                let is_short = matches!(read_stamp(&stored[..found]), Err(BadValue::Short { .. }));
+                prop_assert!(is_short);
+            }
+            let mut plain = Vec::new();
+            encode(&mut plain, expiry, Row::Inline(&payload));
+            prop_assert_eq!(read_stamp(&plain), Ok(None));
+            prop_assert_eq!(plain.len() + Stamp::LEN, stored.len());
+        }
+    }
+
+    #[test]
+    fn a_stamp_stands_before_the_payload() {
+        let stamp = Stamp {
+            time: 0x0102,
+            origin: 0x0304,
+        };
+        let bytes = [2, 1, 0, 0, 0, 0, 0, 0, 4, 3, 0, 0, 0, 0, 0, 0, b'v'];
+        let plain = encode_stamped(None, stamp, b"v");
+        assert_eq!(plain, [&[1, 0x40][..], &bytes].concat());
+        let expiring = encode_stamped(Some(0x0506), stamp, b"v");
+        let expiry = [6, 5, 0, 0, 0, 0, 0, 0];
+        assert_eq!(expiring, [&[1, 0xc0][..], &expiry, &bytes].concat());
+    }
+
+    #[test]
+    fn a_value_in_pieces_has_no_stamp() {
+        let pieces = Pieces {
+            id: 1,
+            size_log2: 15,
+            len: 9,
+        };
+        let mut stored = Vec::new();
+        encode(&mut stored, None, Row::Pieces(pieces));
+        assert_eq!(read_stamp(&stored), Ok(None));
+        assert_eq!(read_inline(&stored), Err(BadValue::InPieces));
+        stored[1] |= HAS_STAMP;
+        assert_eq!(read_header(&stored), Err(BadValue::Type { found: HAS_STAMP }));
+    }
 
     #[test]
     fn values_come_back_with_their_expiry() {

@@ -6,7 +6,11 @@ use std::sync::Arc;
 use collie_db::Value;
 
 use crate::cluster::{Cluster, Leadership, Partition, Refused, Rows, Settled, Settling, Walked};
-use crate::data::value::{self, BadValue, DATA};
+use crate::data::value::{self, BEFORE_DATA, BadValue, DATA};
+
+/// Entries that a walk over tombstones counts as passed over, however many these are: so many are read before
+/// it continues behind them.
+const TOMBSTONES_READ: u64 = 16;
 
 /// A user's key and what is stored there.
 #[derive(Debug, Clone)]
@@ -28,7 +32,7 @@ impl LedKey {
 #[derive(Debug)]
 pub(crate) enum LedEntry {
     Key(LedKey),
-    /// Keys that were removed: as [`Walked::Removed`].
+    /// Keys that were removed: as [`Walked::Removed`]; or their tombstones.
     Removed {
         slot: u16,
         row: Vec<u8>,
@@ -162,7 +166,18 @@ impl LedKeys {
                                 self.rows = Some(partition.rows_after(Some((found.slot, &[u8::MAX])))?);
                             }
                         }
-                        Some(_) | None => {}
+                        // Tombstones: continue behind them. A slot may have nothing else.
+                        Some(_) | None => {
+                            let slot = found.slot;
+                            if let Some(Reading { partition, .. }) = self.read.last() {
+                                self.rows = Some(partition.rows_after(Some((slot, BEFORE_DATA)))?);
+                            }
+                            return Ok(Some(LedEntry::Removed {
+                                slot,
+                                row: BEFORE_DATA.to_vec(),
+                                entries: TOMBSTONES_READ,
+                            }));
+                        }
                     }
                 }
             }

@@ -8,6 +8,7 @@ pub(crate) mod due;
 pub(crate) mod evaluate;
 pub(crate) mod settle;
 pub(crate) mod sweep;
+mod tombstones;
 pub(crate) mod transaction;
 pub(crate) mod walk;
 

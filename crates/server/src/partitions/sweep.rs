@@ -3,6 +3,7 @@
 //! Ten times a second it reads the expiry index of the slots in which a key may be due, and of a part of
 //! the others; less often while no key is known to be due soon. An entry is only a hint: the key is
 //! read again in an evaluation, which removes it with its entry. An entry whose key is gone, or has another expiry, is dropped.
+//! It removes tombstones, too (`tombstones`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use crate::data::sweep::{INTERVAL, Stop};
 use crate::data::value::{self, EXPIRY};
 use crate::exec::PAUSED;
 use crate::partitions::Partitions;
+use crate::partitions::tombstones::{Come, Walks};
 use crate::partitions::transaction::DATABASE;
 use crate::partitions::walk::led_partitions;
 use crate::session::Shared;
@@ -70,6 +72,7 @@ struct Sweeper {
     next: u16,
     /// The groups that were led here at the latest sweep.
     groups: Vec<u64>,
+    tombstones: Walks,
 }
 
 impl Sweeper {
@@ -105,9 +108,10 @@ impl Sweeper {
             }
         }
         self.groups = led.iter().map(|partition| partition.group()).collect();
-        match left {
-            0 => NextSweep::Now,
-            _ => next,
+        match (left, self.tombstones.sweep(&led)) {
+            (0, _) | (_, Come::FurtherRemoving) => NextSweep::Now,
+            (_, Come::Further) => NextSweep::Soon,
+            (_, Come::ToTheEnd) => next,
         }
     }
 }

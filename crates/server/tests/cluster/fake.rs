@@ -58,6 +58,8 @@ pub(crate) struct FakePartition {
     /// The origin of its stamps, if it stamps its rows.
     pub(crate) stamps: Mutex<Option<u64>>,
     pub(crate) forgets_before_ms: AtomicU64,
+    /// How often its rows were read in their order.
+    pub(crate) reads: AtomicUsize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,6 +138,13 @@ impl Fake {
         self.partitions.iter().find(has).unwrap()
     }
 
+    /// All partitions stamp their rows from now on.
+    pub(crate) fn stamp(&self, origin: u64) {
+        for partition in &self.partitions {
+            *partition.stamps.lock().unwrap() = Some(origin);
+        }
+    }
+
     /// Says that something has changed.
     pub(crate) fn wake(&self) {
         self.changes.send_modify(|version| *version += 1);
@@ -190,7 +199,13 @@ impl Fake {
             for (slot, row) in state.applied.keys() {
                 match row[0] {
                     b'k' => *counted.entry(*slot).or_insert(0) += 1,
-                    b'd' => {}
+                    b'd' => {
+                        let key = (*slot, [b"k", &row[1..]].concat());
+                        assert!(
+                            !state.applied.contains_key(&key),
+                            "a value and a tombstone: {row:?}"
+                        );
+                    }
                     _ => entries += 1,
                 }
             }
@@ -270,6 +285,7 @@ impl FakePartition {
             expired: Mutex::default(),
             stamps: Mutex::default(),
             forgets_before_ms: AtomicU64::new(0),
+            reads: AtomicUsize::new(0),
         })
     }
 
@@ -551,6 +567,7 @@ impl Partition for FakePartition {
     }
 
     fn rows_after(&self, after: Option<(u16, &[u8])>) -> Result<Rows, Refused> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
         let mut state = self.state();
         state.read();
         let after = after.map(|(slot, row)| (slot, row.to_vec()));

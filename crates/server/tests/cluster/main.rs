@@ -19,6 +19,7 @@ mod shape;
 #[path = "../server/support/mod.rs"]
 #[allow(dead_code, reason = "this binary uses a part of it")]
 mod support;
+mod tombstones;
 mod transactions;
 
 use std::sync::Arc;

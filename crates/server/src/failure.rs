@@ -9,6 +9,7 @@ use crate::cluster::Refused;
 use crate::cost::Aside;
 use crate::data::records::BadRecord;
 use crate::data::value::BadValue;
+use crate::duplication::BadRow;
 
 /// A command's error. Its text is what the client reads after the minus sign, code first.
 #[derive(Debug, Error)]
@@ -28,6 +29,9 @@ pub(crate) enum Failure {
     /// The record of a command cannot be read.
     #[error(transparent)]
     Record(#[from] BadRecord),
+    /// A stored row, or its stamp, cannot be read.
+    #[error(transparent)]
+    Row(#[from] BadRow),
     /// The command must run again on a thread that may block; nothing was done yet. This is never
     /// sent to a client.
     #[error("ERR internal error: the command is to run aside ({0:?})")]
@@ -61,6 +65,7 @@ impl Failure {
             Failure::Refused(Refused::Text(text)) => Cow::Borrowed(text.as_bytes()),
             Failure::Refused(refused) => Cow::Owned(format!("TRYAGAIN {refused}").into_bytes()),
             Failure::Value(bad) => Cow::Owned(format!("ERR {bad}").into_bytes()),
+            Failure::Row(bad) => Cow::Owned(format!("ERR {bad}").into_bytes()),
             Failure::Record(bad) => Cow::Owned(format!("ERR {bad}").into_bytes()),
         }
     }

@@ -17,6 +17,7 @@ mod info;
 mod keyspace;
 mod latency;
 mod lcs;
+mod merge;
 mod moves;
 mod multi;
 mod names;

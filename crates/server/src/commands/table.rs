@@ -8,7 +8,7 @@ use collie_protocol::Request;
 use super::row::Command;
 use super::{
     bitfields, bitmaps, client, cluster, command, config, connection, expire, floats, info, keyspace,
-    latency, lcs, moves, multi, nodes, object, once, ranges, scan, server, slowlog, strings,
+    latency, lcs, merge, moves, multi, nodes, object, once, ranges, scan, server, slowlog, strings,
 };
 use crate::failure::{Failure, text};
 
@@ -27,6 +27,7 @@ const GROUPS: &[&[Command]] = &[
     keyspace::ROWS,
     latency::ROWS,
     lcs::ROWS,
+    merge::ROWS,
     moves::ROWS,
     multi::ROWS,
     object::ROWS,

@@ -111,3 +111,81 @@ impl Tombstone {
 pub(crate) fn tombstone_key(key: &[u8]) -> Vec<u8> {
     [&[TOMBSTONE], key].concat()
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TIME: u64 = (1_700_000_000_123 << 16) + 2;
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "reads a fixture")]
+    fn a_tombstone_of_version_1_says_what_was_written() {
+        let tombstone = Tombstone {
+            stamp: Stamp {
+                time: TIME,
+                origin: 0x0102_0304_0506_0708,
+            },
+            written_ms: 1_700_000_000_456,
+        };
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tombstone-v1.bin");
+        let bytes = std::fs::read(path).unwrap();
+        assert_eq!(Tombstone::decode(&bytes), Ok(tombstone));
+        assert_eq!(*tombstone.encode(), *bytes);
+        assert_eq!(tombstone_key(b"key"), b"dkey");
+    }
+
+    #[test]
+    fn unknown_and_damaged_tombstones_are_refused_by_name() {
+        let whole = Tombstone {
+            stamp: Stamp::of_unstamped(1),
+            written_ms: 2,
+        }
+        .encode();
+        for found in [0, 1, 24] {
+            let cut = Tombstone::decode(&whole[..found]);
+            assert_eq!(cut, Err(BadTombstone::Length { found }));
+        }
+        let long = Tombstone::decode(&[&whole[..], b"x"].concat());
+        assert_eq!(long, Err(BadTombstone::Length { found: 26 }));
+        assert_eq!(
+            Tombstone::decode(b"\x02"),
+            Err(BadTombstone::Version { found: 2 })
+        );
+    }
+
+    #[test]
+    fn a_write_is_stamped_by_the_clock_or_behind_what_it_replaces() {
+        let stamp = |time, origin| Stamp { time, origin };
+        assert_eq!(Stamp::next(None, 5, 7), stamp(5 << 16, 7));
+        let earlier = stamp((4 << 16) + 9, 8);
+        assert_eq!(Stamp::next(Some(earlier), 5, 7), stamp(5 << 16, 7));
+        // The other cluster's clock is ahead.
+        let later = stamp((6 << 16) + 9, 8);
+        assert_eq!(Stamp::next(Some(later), 5, 7), stamp((6 << 16) + 10, 7));
+        assert_eq!(
+            Stamp::next(None, u64::MAX, 7),
+            stamp(u64::MAX << 16, 7),
+            "behind all others"
+        );
+        assert!(stamp(2, 1) > stamp(1, 2) && stamp(1, 2) > stamp(1, 1));
+        assert!(Stamp::of_unstamped(9) < stamp(1, 0));
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_encoded_is_decoded(time: u64, origin: u64, written_ms: u64) {
+            let tombstone = Tombstone { stamp: Stamp { time, origin }, written_ms };
+            prop_assert_eq!(Tombstone::decode(&tombstone.encode()), Ok(tombstone));
+        }
+
+        #[test]
+        fn bytes_of_any_kind_are_refused_or_come_back(bytes in proptest::collection::vec(0..3_u8, 0..30)) {
+            if let Ok(tombstone) = Tombstone::decode(&bytes) {
+                prop_assert_eq!(&*tombstone.encode(), &bytes[..]);
+            }
+        }
+    }
+}

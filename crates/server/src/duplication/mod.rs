@@ -9,6 +9,8 @@
 //! A key that expires is removed by each cluster for itself: its tombstone has the stamp that its value
 //! had. No cluster has written anything, so that it wins over nothing.
 
+#[cfg(test)]
+mod model;
 mod record;
 
 use std::collections::HashSet;
@@ -22,6 +24,7 @@ use crate::data::stamp::{BadTombstone, TOMBSTONE, Tombstone, tombstone_key};
 use crate::data::value::{self, BadValue, DATA};
 
 pub use record::record;
+pub(crate) use record::{Content, Incoming};
 
 /// A row that this version of the server cannot read. Its text says what is wrong and what to do.
 #[derive(Debug, Error)]

@@ -9,6 +9,8 @@
 //! seven bits of the kind are the type, 0 for a string, and its top bit says that an expiry follows. Integers are
 //! little-endian.
 
+use thiserror::Error;
+
 use super::{BadRow, Stamp, Wrong, stamp_of};
 use crate::data::stamp::TOMBSTONE;
 use crate::data::value::{self, DATA};
@@ -16,6 +18,9 @@ use crate::data::value::{self, DATA};
 const VERSION: u8 = 1;
 const TYPE_STRING: u8 = 0;
 const HAS_EXPIRY: u8 = 0x80;
+/// The greatest time of a stamp that is taken, in the year 6429: a greater one leaves too few behind it
+/// for the writes that replace it.
+const TIME_MAX: u64 = u64::MAX >> 1;
 
 /// What `COLLIE.MERGE` takes for a stored row of this cluster, and the stamp that is in it.
 ///
@@ -53,7 +58,40 @@ pub(crate) enum Content<'r> {
     },
 }
 
-impl Incoming<'_> {
+/// A record that this version of the server does not take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub(crate) enum BadIncoming {
+    #[error("format version {found}, this server takes version {VERSION}: use a newer server")]
+    Version { found: u8 },
+    #[error("'{}', expected 'k' for a value or 'd' for a removed key", .found.escape_ascii())]
+    Form { found: u8 },
+    #[error("a value of type {found}, this server knows type {TYPE_STRING} (string): use a newer server")]
+    Type { found: u8 },
+    #[error("{found} bytes, expected {expected} or more")]
+    Short { found: usize, expected: usize },
+    #[error("{found} bytes, expected {expected} of a removed key")]
+    Long { found: usize, expected: usize },
+    #[error("a stamp of the time {found}, expected {TIME_MAX} at most")]
+    Time { found: u64 },
+}
+
+impl<'r> Incoming<'r> {
+    /// What becomes of its key, which has a row with the stamp `stored`, or none. `None`: that is as new, or
+    /// newer.
+    pub(crate) fn merged(self, stored: Option<Stamp>, now_ms: u64) -> Option<Content<'r>> {
+        if stored.is_some_and(|stored| self.stamp <= stored) {
+            return None;
+        }
+        Some(match self.content {
+            // At its exact expiry a key still exists.
+            Content::String {
+                expiry_ms: Some(expiry_ms),
+                ..
+            } if now_ms > expiry_ms => Content::Removed,
+            content => content,
+        })
+    }
+
     fn encode(self) -> Vec<u8> {
         let form = match self.content {
             Content::Removed => TOMBSTONE,
@@ -73,5 +111,157 @@ impl Incoming<'_> {
             out.extend_from_slice(payload);
         }
         out
+    }
+
+    pub(crate) fn decode(bytes: &'r [u8]) -> Result<Incoming<'r>, BadIncoming> {
+        let found = bytes.len();
+        let short = |expected| BadIncoming::Short { found, expected };
+        let head = 2 + Stamp::LEN;
+        let &version = bytes.first().ok_or(short(head))?;
+        if version != VERSION {
+            return Err(BadIncoming::Version { found: version });
+        }
+        let (&[_, form], rest) = bytes.split_first_chunk().ok_or(short(head))?;
+        if ![DATA, TOMBSTONE].contains(&form) {
+            return Err(BadIncoming::Form { found: form });
+        }
+        let (stamp, rest) = rest.split_first_chunk().ok_or(short(head))?;
+        let stamp = Stamp::decode(stamp);
+        if stamp.time > TIME_MAX {
+            return Err(BadIncoming::Time { found: stamp.time });
+        }
+        if form == TOMBSTONE {
+            let content = Content::Removed;
+            return match rest.is_empty() {
+                true => Ok(Incoming { stamp, content }),
+                false => Err(BadIncoming::Long {
+                    found,
+                    expected: head,
+                }),
+            };
+        }
+        let (&kind, rest) = rest.split_first().ok_or(short(head + 1))?;
+        if kind & !HAS_EXPIRY != TYPE_STRING {
+            return Err(BadIncoming::Type {
+                found: kind & !HAS_EXPIRY,
+            });
+        }
+        let (expiry_ms, payload) = match kind & HAS_EXPIRY != 0 {
+            false => (None, rest),
+            true => {
+                let (expiry, payload) = rest.split_first_chunk().ok_or(short(head + 9))?;
+                (Some(u64::from_le_bytes(*expiry)), payload)
+            }
+        };
+        let content = Content::String { expiry_ms, payload };
+        Ok(Incoming { stamp, content })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::data::stamp::Tombstone;
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "reads a fixture")]
+    fn a_record_of_version_1_says_what_was_stored() {
+        let stamp = Stamp {
+            time: (1_700_000_000_123 << 16) + 2,
+            origin: 0x0102_0304_0506_0708,
+        };
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/merge-v1.bin");
+        let bytes = std::fs::read(path).unwrap();
+        let content = Content::String {
+            expiry_ms: Some(1_800_000_000_000),
+            payload: b"a value",
+        };
+        assert_eq!(Incoming::decode(&bytes), Ok(Incoming { stamp, content }));
+        let stored = value::encode_stamped(Some(1_800_000_000_000), stamp, b"a value");
+        assert_eq!(record(b"kkey", &stored, 5).unwrap(), (stamp, bytes));
+        let tombstone = Tombstone { stamp, written_ms: 9 };
+        let (of, removed) = record(b"dkey", &tombstone.encode(), 5).unwrap();
+        assert_eq!((of, &removed[..2], removed.len()), (stamp, &b"\x01d"[..], 18));
+        assert!(record(b"xkey", &stored, 5).is_err());
+        assert!(record(b"dkey", &stored[..2], 5).is_err());
+    }
+
+    #[test]
+    fn a_row_without_a_stamp_is_of_its_own_cluster() {
+        let mut stored = Vec::new();
+        value::encode(&mut stored, Some(7), value::Row::Inline(b"v"));
+        let (stamp, bytes) = record(b"kkey", &stored, 5).unwrap();
+        assert_eq!(stamp, Stamp { time: 0, origin: 5 });
+        let content = Content::String {
+            expiry_ms: Some(7),
+            payload: b"v",
+        };
+        assert_eq!(Incoming::decode(&bytes), Ok(Incoming { stamp, content }));
+    }
+
+    #[test]
+    fn what_is_no_record_is_refused_by_name() {
+        let whole = |form: u8, kind: &[u8]| [&[1, form][..], &[1; 16], kind].concat();
+        let at = |mut bytes: Vec<u8>, at: usize, byte| {
+            bytes[at] = byte;
+            bytes
+        };
+        for (bytes, expected) in [
+            (vec![], "0 bytes, expected 18 or more"),
+            (
+                vec![2],
+                "format version 2, this server takes version 1: use a newer server",
+            ),
+            (whole(b'k', b""), "18 bytes, expected 19 or more"),
+            (whole(b'k', b"\x80"), "19 bytes, expected 27 or more"),
+            (whole(b'd', b"")[..17].to_vec(), "17 bytes, expected 18 or more"),
+            (whole(b'd', b"x"), "19 bytes, expected 18 of a removed key"),
+            (
+                whole(b'x', b""),
+                "'x', expected 'k' for a value or 'd' for a removed key",
+            ),
+            (
+                whole(b'k', b"\x03"),
+                "a value of type 3, this server knows type 0 (string): use a newer server",
+            ),
+            (
+                at(whole(b'd', b""), 9, 0x80),
+                "a stamp of the time 9223654615654924545, expected 9223372036854775807 at most",
+            ),
+        ] {
+            let refused = Incoming::decode(&bytes).unwrap_err();
+            assert_eq!(refused.to_string(), expected, "{bytes:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_is_decoded(
+            (time, origin) in (0..=TIME_MAX, any::<u64>()),
+            expiry_ms in any::<Option<u64>>(),
+            payload in any::<Option<Vec<u8>>>(),
+        ) {
+            let stamp = Stamp { time, origin };
+            let content = match &payload {
+                None => Content::Removed,
+                Some(payload) => Content::String { expiry_ms, payload },
+            };
+            let incoming = Incoming { stamp, content };
+            let bytes = incoming.encode();
+            prop_assert_eq!(Incoming::decode(&bytes), Ok(incoming));
+        }
+
+        #[test]
+        fn other_bytes_are_refused_or_come_back(
+            form in prop_oneof![Just(b'k'), Just(b'd')],
+            rest in proptest::collection::vec(prop_oneof![Just(0_u8), Just(0x80), 0..4_u8], 0..32),
+        ) {
+            let bytes = [&[1, form][..], &rest].concat();
+            if let Ok(incoming) = Incoming::decode(&bytes) {
+                prop_assert_eq!(incoming.encode(), bytes);
+            }
+        }
     }
 }

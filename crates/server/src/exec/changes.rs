@@ -54,7 +54,7 @@ impl Exec<'_> {
     }
 
     /// Refuses a key that could not be given an expiry.
-    fn check_key(&self, key: &[u8]) -> Result<(), Failure> {
+    pub(super) fn check_key(&self, key: &[u8]) -> Result<(), Failure> {
         let limit = value::key_max(match &self.transaction {
             Some(Transaction::Partition(_)) => MAX_ROW_BYTES,
             _ => MAX_KEY_BYTES,
@@ -223,7 +223,8 @@ impl Exec<'_> {
         self.change(key, prior, None, None)
     }
 
-    fn change(
+    /// Changes a key in the transaction, and its index entry with it.
+    pub(super) fn change(
         &mut self,
         key: &[u8],
         prior: &Prior,
@@ -234,6 +235,17 @@ impl Exec<'_> {
         if let Some(transaction) = &mut self.transaction {
             transaction.changed(self.shared, index, key);
         }
+        self.write_row(key, prior, stored, expiry_ms)
+    }
+
+    /// The same, without its watches.
+    pub(super) fn write_row(
+        &mut self,
+        key: &[u8],
+        prior: &Prior,
+        stored: Option<Value>,
+        expiry_ms: Option<u64>,
+    ) -> Result<(), Failure> {
         let Some(pending) = self.pending() else {
             return Err(NOT_PREPARED.into());
         };

@@ -7,6 +7,7 @@
 //! to the transaction's changes instead, and reads check these first.
 
 mod changes;
+mod merge;
 mod transaction;
 mod values;
 

@@ -127,6 +127,14 @@ impl PartitionTransaction {
         }
     }
 
+    /// The origin of its stamps, where the partition stamps and this replica leads.
+    pub(crate) fn stamps(&self) -> Option<u64> {
+        match &self.source {
+            Source::Leader { evaluation, .. } => evaluation.stamps(),
+            Source::Replica { .. } => None,
+        }
+    }
+
     /// Whether it has locked a row.
     pub(crate) fn covers(&self, row: &[u8]) -> bool {
         self.rows.binary_search_by(|own| (**own).cmp(row)).is_ok()

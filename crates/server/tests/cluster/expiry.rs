@@ -12,6 +12,7 @@ const AHEAD_MS: u64 = 2_000_000;
 /// A node that leads one key, which has expired and which no sweep finds: it is in no index.
 fn expired() -> Node {
     let node = node(1);
+    node.fake.stamp(7);
     let mut client = node.client();
     assert_eq!(client.line(&format!("SET {KEY} 7 PX 1000000")), "+OK\r\n");
     let (partition, slot) = (node.fake.of(KEY), slot_of(KEY.as_bytes()));
@@ -49,6 +50,11 @@ fn each_way_to_find_a_key_expired_tells_its_partition() {
         (&["OBJECT ENCODING key"], "$-1\r\n"),
         (&["MULTI", "GET key", "EXEC"], "*1\r\n$-1\r\n"),
         (&["COLLIE.ONCE key me 1 INCR key"], ":1\r\n"),
+        // The record: a key that was removed at the time 0, by the origin 0.
+        (
+            &["COLLIE.MERGE key \x01d\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"],
+            ":0\r\n",
+        ),
         (&["KEYS *"], "*0\r\n"),
         (&["SCAN 0"], "*2\r\n$1\r\n0\r\n*0\r\n"),
         (&["RANDOMKEY"], "$-1\r\n"),

@@ -12,6 +12,7 @@ mod ending;
 mod expiry;
 mod fake;
 mod keys;
+mod merge;
 mod once;
 mod replies;
 mod routing;

@@ -1,0 +1,59 @@
+//! `COLLIE.MERGE`: takes over rows of another cluster. See [`duplication`](crate::duplication).
+
+use collie_protocol::Request;
+
+use super::row::{Command, Keys};
+use crate::duplication::Incoming;
+use crate::exec::{Exec, Flow, Outcome, Transaction};
+use crate::failure::{Failure, text};
+
+/// The rows of its commands.
+pub(super) const ROWS: &[Command] = &[Command::new(NAME, -3, merge)
+    .about(
+        "7.0.0",
+        "generic",
+        "Takes over rows of another cluster that are newer than what is stored.",
+    )
+    .flags(&["write", "denyoom", "noscript", "no_multi"])
+    .categories(&["@keyspace", "@write", "@slow"])
+    .keys(&[Keys::to(1, -1, 2, &["RW", "update"])])];
+
+const NAME: &str = "collie.merge";
+
+/// `COLLIE.MERGE key record [key record …]`. Replies with the number of records that were newer.
+fn merge(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let origin = match &exec.transaction {
+        Some(Transaction::Partition(transaction)) => transaction.stamps(),
+        Some(Transaction::Store(_)) | None => {
+            return Err(
+                "ERR COLLIE.MERGE is for clusters: this server is alone, and takes over no rows".into(),
+            );
+        }
+    };
+    if request.len().is_multiple_of(2) {
+        return Err(text::arity(NAME).into());
+    }
+    let Some(origin) = origin else {
+        return Err(NO_TARGET.into());
+    };
+    // All are read before the first is taken: a request with a bad one changes nothing.
+    let mut rows = Vec::with_capacity(request.len() / 2);
+    for number in (1..request.len()).step_by(2) {
+        rows.push((request.at(number), incoming(request, number + 1)?));
+    }
+    let mut taken = 0;
+    for (key, incoming) in rows {
+        taken += i64::from(exec.merge(key, incoming, origin)?);
+    }
+    exec.reply.integer(taken);
+    Ok(Flow::Next)
+}
+
+const NO_TARGET: &str = "ERR this cluster is no target of a duplication: its rows have no stamps to compare a \
+     record's with; set up the duplication in this cluster first, then send the record again";
+
+fn incoming<'r>(request: Request<'r>, number: usize) -> Result<Incoming<'r>, Failure> {
+    Incoming::decode(request.at(number)).map_err(|bad| {
+        format!("ERR argument {number} is no record that COLLIE.MERGE takes: it has {bad}").into()
+    })
+}

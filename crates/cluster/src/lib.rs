@@ -50,6 +50,7 @@
 
 mod beat;
 mod blocking;
+mod duplication;
 #[cfg(test)]
 mod fixtures;
 mod identity;
@@ -63,6 +64,7 @@ mod raftlog;
 mod replica_store;
 mod transport;
 
+pub use duplication::{TargetConnection, TargetNetwork, TargetReply};
 pub use identity::{Asked, IdentityError, MARK, NodeIdentity, is_node};
 pub use layouts::{Layout, Layouts};
 pub use node::{Begin, ClusterError, ClusterNode, ClusterOptions, LEVEL_OF_LAYOUTS, NodeError};

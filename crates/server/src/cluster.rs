@@ -93,6 +93,9 @@ pub trait Cluster: fmt::Debug + Send + Sync + 'static {
     /// INFO` shows them.
     fn problems(&self) -> Vec<String>;
 
+    /// The clusters that get the rows of this one, as far as this node's partitions go.
+    fn duplications(&self) -> Vec<DuplicationInfo>;
+
     /// Figures of this node, for `/metrics`, in the order in which they are shown.
     fn figures(&self) -> Vec<Figure>;
 }
@@ -108,6 +111,29 @@ pub struct Figure {
     pub is_counter: bool,
     /// Its values, each with its labels: names and values.
     pub samples: Vec<(Vec<(&'static str, String)>, u64)>,
+}
+
+/// A cluster that gets the rows of this one, and how far the partitions are that a node leads.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DuplicationInfo {
+    /// Its name.
+    pub name: String,
+    /// Its id: 32 hexadecimal digits.
+    pub cluster: String,
+    /// The addresses by which it was named.
+    pub addresses: Vec<String>,
+    /// Partitions that have not begun.
+    pub waiting: u64,
+    /// Partitions of which all rows are being sent.
+    pub copying: u64,
+    /// Partitions of which rows are sent as they change.
+    pub following: u64,
+    /// Entries of the logs of those that were not sent yet.
+    pub lag: u64,
+    /// Rows that were sent, since the partitions have this leader.
+    pub rows: u64,
+    /// What has kept a partition from going on, and for how long.
+    pub problem: Option<(Duration, String)>,
 }
 
 /// Where a slot is led.
@@ -156,6 +182,8 @@ impl fmt::Display for Endpoint {
 /// The nodes and the partitions of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
+    /// The id of the cluster, if it is known.
+    pub cluster: Option<[u8; 16]>,
     /// Grows with every change.
     pub epoch: u64,
     /// The feature level of the cluster; 0 before that is known.
@@ -201,7 +229,7 @@ pub enum NodeRole {
 }
 
 /// What an operator wants of the nodes. One is named by its number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeRequest {
     /// It is to have replicas.
     Serve(u64),
@@ -220,6 +248,17 @@ pub enum NodeRequest {
     Finalize,
     /// The partition that has this slot is to give it, and all behind it, to a new one.
     Split(u16),
+    /// The cluster's rows are to go to another one, too.
+    Duplicate {
+        /// The name that it gets.
+        name: String,
+        /// Where clients reach nodes of it.
+        addresses: Vec<String>,
+    },
+    /// They are to go to the other one of this name no more.
+    EndDuplication(String),
+    /// The cluster is to get rows of another one, which has this id.
+    Receive([u8; 16]),
     /// The logs of its replicas, or of some, are to be so.
     Layout {
         /// The node.

@@ -46,9 +46,45 @@ pub(crate) enum ClusterCommand {
     /// Splits a partition, while it serves: a slot of it and all behind go to a new partition, on the same nodes.
     /// `partitions` shows which slots a partition has.
     Split(SplitArgs),
+    /// Has the rows of a cluster go to another one, too: first all that are there, then each that changes.
+    #[command(subcommand)]
+    Duplicate(DuplicateCommand),
     /// After an upgrade of all nodes: has the cluster use what the new version can. Before that, nodes can go
     /// back to the version before.
     Finalize(WhereArgs),
+}
+
+/// The clusters that get the rows of a cluster. Both ways are possible: of two changes of a key the later one wins.
+#[derive(Debug, Subcommand)]
+pub(crate) enum DuplicateCommand {
+    /// Has the rows go to another cluster. Asked for again with other addresses, these are used.
+    Add(DuplicateAddArgs),
+    /// Has nothing go to it any more. What it has stays there.
+    End(DuplicateEndArgs),
+    /// Lists these clusters, and what each of them lacks.
+    List(NodesArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DuplicateAddArgs {
+    /// A name for the other cluster.
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// Nodes of it: the addresses that its clients use. One that answers is enough. This cluster's nodes connect with
+    /// what `collie node --duplicate-password-file` and --duplicate-tls-ca-cert-file name.
+    #[arg(value_name = "HOST:PORT", required = true)]
+    pub(crate) addresses: Vec<String>,
+    #[command(flatten)]
+    pub(crate) at: WhereArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DuplicateEndArgs {
+    /// The name that it was given.
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) at: WhereArgs,
 }
 
 // The nodes that are asked.

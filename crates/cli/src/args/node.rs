@@ -84,6 +84,19 @@ pub(crate) struct NodeArgs {
     /// there are so many. Default: a zone of its own.
     #[arg(long, value_name = "NAME")]
     pub(crate) zone: Option<String>,
+    /// The password of the clusters that rows are duplicated to is the first line of this file. It, and the files
+    /// below, are read at each connection.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) duplicate_password_file: Option<PathBuf>,
+    /// Speak TLS to them: the CAs that signed what their nodes show clients, PEM.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) duplicate_tls_ca_cert_file: Option<PathBuf>,
+    /// The certificate of this node as their client, PEM, if they want one.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) duplicate_tls_cert_file: Option<PathBuf>,
+    /// Its private key, PEM.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) duplicate_tls_key_file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
     #[command(flatten)]

@@ -32,7 +32,7 @@ const PURPOSE: Purpose = Purpose {
 
 /// The password and the settings of TLS for connections to nodes.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Access {
+pub(crate) struct Access {
     password: Option<String>,
     tls: Option<Secured>,
 }
@@ -46,7 +46,7 @@ struct Secured {
 
 impl Access {
     /// Reads the files that the command line names.
-    pub(super) fn of(args: &AccessArgs) -> anyhow::Result<Self> {
+    pub(crate) fn of(args: &AccessArgs) -> anyhow::Result<Self> {
         let mut warnings = Vec::new();
         let password = match (&args.password_file, &args.password) {
             (Some(path), _) => Some(read_password(path, &mut warnings)?),
@@ -63,7 +63,7 @@ impl Access {
     }
 
     /// A connection on which commands are answered; so long for the connection, and for each reply.
-    pub(super) fn connect(&self, address: SocketAddr, patience: Duration) -> io::Result<Client> {
+    pub(crate) fn connect(&self, address: SocketAddr, patience: Duration) -> io::Result<Client> {
         let stream = resp::connect(address, patience)?;
         let mut client = match &self.tls {
             None => Client::plain(stream),

@@ -73,6 +73,28 @@ pub(super) fn look<T>(
     }
 }
 
+/// Asks every node of the cluster. Returns the answers, and of the others why there is none.
+pub(super) fn all<T>(
+    at: &WhereArgs,
+    mut question: impl FnMut(&mut Client) -> io::Result<T>,
+) -> anyhow::Result<(Vec<T>, Vec<String>)> {
+    let asked = Asked::of(at)?;
+    let nodes = |client: &mut Client| {
+        let nodes = list(client, &[b"COLLIE.NODE", b"LIST"])?;
+        nodes.iter().map(|node| node.text("address")).collect()
+    };
+    let nodes: Vec<String> = look(at, nodes, |_| true)?;
+    let (mut answers, mut silent) = (Vec::new(), Vec::new());
+    for node in nodes {
+        let address = node.parse().map_err(io::Error::other);
+        match address.and_then(|address| asked.ask(address, &mut question)) {
+            Ok(answer) => answers.push(answer),
+            Err(error) => silent.push(format!("{node}: {}", words(&error, PATIENCE))),
+        }
+    }
+    Ok((answers, silent))
+}
+
 /// Asks for a change. What one node refuses is not asked of another one, which may be of another version. Where one
 /// does not answer, or does not know for now, the next is asked.
 pub(super) fn change<T>(

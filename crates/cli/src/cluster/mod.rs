@@ -3,6 +3,7 @@
 mod access;
 mod asking;
 mod ca;
+mod duplicates;
 mod local;
 mod nodes;
 mod partitions;
@@ -12,6 +13,7 @@ mod verdict;
 mod view;
 mod watch;
 
+pub(crate) use access::Access;
 use collie_cli::Outcome;
 
 use crate::args::ClusterCommand;
@@ -46,6 +48,7 @@ pub(crate) fn run(command: &ClusterCommand) -> anyhow::Result<Outcome> {
         }
         ClusterCommand::Layout(args) => nodes::layout(args),
         ClusterCommand::Split(args) => nodes::split(args),
+        ClusterCommand::Duplicate(command) => duplicates::duplicate(command),
         ClusterCommand::Finalize(at) => nodes::finalize(at),
     }
 }

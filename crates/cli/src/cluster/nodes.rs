@@ -130,7 +130,7 @@ pub(super) fn finalize(at: &WhereArgs) -> anyhow::Result<Outcome> {
     say(format_args!("the cluster has feature level {level}"))
 }
 
-fn say(line: std::fmt::Arguments<'_>) -> anyhow::Result<Outcome> {
+pub(super) fn say(line: std::fmt::Arguments<'_>) -> anyhow::Result<Outcome> {
     let mut results = Results::new();
     results.line(line)?;
     results.flush()?;

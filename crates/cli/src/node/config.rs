@@ -8,7 +8,9 @@ use anyhow::{Context, anyhow, bail};
 use collie_cluster::{Begin, TlsFiles};
 use serde::{Deserialize, Serialize};
 
-use crate::args::{Address, LOG_LIMIT_LEAST, LogLayout, NodeArgs, REPLACE_AFTER_LEAST, ServingArgs};
+use crate::args::{
+    AccessArgs, Address, LOG_LIMIT_LEAST, LogLayout, NodeArgs, REPLACE_AFTER_LEAST, ServingArgs,
+};
 use crate::serve::{Bytes, Config, Diagnostics, Limits, Listening, Number, Settings, Store};
 
 /// The server's limits follow from a ring of this size: the effects of a command are below 8 MiB.
@@ -44,6 +46,10 @@ pub(super) struct NodeSettings {
     peer_ca: Option<PathBuf>,
     peer_cert: Option<PathBuf>,
     peer_key: Option<PathBuf>,
+    duplicate_password_file: Option<PathBuf>,
+    duplicate_tls_ca_cert_file: Option<PathBuf>,
+    duplicate_tls_cert_file: Option<PathBuf>,
+    duplicate_tls_key_file: Option<PathBuf>,
 }
 
 impl Default for NodeSettings {
@@ -64,6 +70,10 @@ impl Default for NodeSettings {
             peer_ca: None,
             peer_cert: None,
             peer_key: None,
+            duplicate_password_file: None,
+            duplicate_tls_ca_cert_file: None,
+            duplicate_tls_cert_file: None,
+            duplicate_tls_key_file: None,
         }
     }
 }
@@ -117,6 +127,25 @@ impl NodeSettings {
         }
     }
 
+    /// What this node shows to the clusters that rows are duplicated to.
+    pub(super) fn duplicate_access(&self) -> anyhow::Result<AccessArgs> {
+        if self.duplicate_tls_cert_file.is_some() != self.duplicate_tls_key_file.is_some()
+            || self.duplicate_tls_cert_file.is_some() && self.duplicate_tls_ca_cert_file.is_none()
+        {
+            bail!(
+                "expected duplicate-tls-cert-file with duplicate-tls-key-file and duplicate-tls-ca-cert-file: one lacks \
+                 another"
+            );
+        }
+        Ok(AccessArgs {
+            password_file: self.duplicate_password_file.clone(),
+            tls_ca_cert_file: self.duplicate_tls_ca_cert_file.clone(),
+            tls_cert_file: self.duplicate_tls_cert_file.clone(),
+            tls_key_file: self.duplicate_tls_key_file.clone(),
+            ..AccessArgs::default()
+        })
+    }
+
     /// What a node cannot be without, by its names.
     fn missing(&self) -> Vec<&'static str> {
         let needed = [
@@ -152,6 +181,13 @@ impl Settings for NodeConfig {
         override_each(&mut node.peer_ca, &args.peer_ca);
         override_each(&mut node.peer_cert, &args.peer_cert);
         override_each(&mut node.peer_key, &args.peer_key);
+        override_each(&mut node.duplicate_password_file, &args.duplicate_password_file);
+        override_each(
+            &mut node.duplicate_tls_ca_cert_file,
+            &args.duplicate_tls_ca_cert_file,
+        );
+        override_each(&mut node.duplicate_tls_cert_file, &args.duplicate_tls_cert_file);
+        override_each(&mut node.duplicate_tls_key_file, &args.duplicate_tls_key_file);
         if !args.data.is_empty() {
             node.data.clone_from(&args.data);
         }
@@ -185,6 +221,7 @@ impl Settings for NodeConfig {
             }
         };
         node.peer_files()?;
+        node.duplicate_access()?;
         let mut diagnostics = self.diagnostics.clone();
         // It logs each of its steps. Its errors are returned, and logged by this program.
         diagnostics.log_level.quieten("openraft");
@@ -260,7 +297,9 @@ mod tests {
         let file = "[node]\ndir = \"/a\"\ndata = [\"/a1\", \"/a2\"]\nlisten = \"a.org:1\"\npeer = \"a.org:2\"\n\
                     advertise-client = \"a.org:3\"\nadvertise-peer = \"a.org:4\"\njoin = [\"a.org:5\", \"a.org:6\"]\n\
                     zone = \"a\"\nlayout = \"shared\"\nlog-limit = \"1gb\"\nreplace-after = 11\n\
-                    transfer-rate = \"11mb\"\npeer-ca = \"/a.ca\"\npeer-cert = \"/a.pem\"\npeer-key = \"/a.key\"\n";
+                    transfer-rate = \"11mb\"\npeer-ca = \"/a.ca\"\npeer-cert = \"/a.pem\"\npeer-key = \"/a.key\"\n\
+                    duplicate-password-file = \"/a.pw\"\nduplicate-tls-ca-cert-file = \"/a.ca\"\n\
+                    duplicate-tls-cert-file = \"/a.pem\"\nduplicate-tls-key-file = \"/a.key\"\n";
         let of_file: NodeConfig = parse(file).unwrap();
         let mut settings = of_file.clone();
         settings.override_by(&args("--config f"));
@@ -268,11 +307,12 @@ mod tests {
         settings.override_by(&args(
             "--dir /b --data /b1 --listen 127.0.0.1:1 --peer 127.0.0.1:2 --advertise-client 127.0.0.1:3 \
              --advertise-peer 127.0.0.1:4 --join 127.0.0.1:5 --zone b --layout private --log-limit 2gb --replace-after 12 \
-             --transfer-rate 0 --peer-ca /b.ca --peer-cert /b.pem --peer-key /b.key",
+             --transfer-rate 0 --peer-ca /b.ca --peer-cert /b.pem --peer-key /b.key --duplicate-password-file /b.pw \
+             --duplicate-tls-ca-cert-file /b.ca --duplicate-tls-cert-file /b.pem --duplicate-tls-key-file /b.key",
         ));
         let table = |settings: &NodeSettings| toml::Table::try_from(settings).unwrap();
         let (before, after) = (table(&of_file.node), table(&settings.node));
-        assert_eq!(before.len(), 15, "{before:?}");
+        assert_eq!(before.len(), 19, "{before:?}");
         for (name, value) in &before {
             assert_ne!(after.get(name), Some(value), "{name}");
         }

@@ -2,6 +2,7 @@
 
 mod clients;
 mod config;
+mod targets;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,6 +23,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{LogLayout, NodeArgs};
 use crate::serve::{Effective, Reload, announce, ended, prepare, serve_until, show};
+use targets::Targets;
+
 use config::{COMMAND_BYTES, NodeConfig, NodeSettings, Places, begin};
 
 /// The ring of the node's own store, and a segment of its log: it holds little.
@@ -226,6 +229,7 @@ fn options(start: &Start) -> anyhow::Result<ClusterOptions> {
     options.replace_after = Duration::from_secs(settings.replace_after.0.unsigned_abs());
     options.transfer_rate = settings.transfer_rate.0.unsigned_abs();
     options.zone = settings.zone.clone().unwrap_or_default();
+    options.targets = Some(Arc::new(Targets(settings.duplicate_access()?)));
     options.client_host.clone_from(&places.client_host);
     let log_limit = settings.log_limit.map(|limit| limit.0.unsigned_abs());
     // It holds little: it needs no threads beside those that are there.

@@ -16,19 +16,23 @@
 //! 6. An unreadable map is not followed.
 //! 7. A node's time follows jumps only when most confirm them.
 
+mod duplications;
 mod moves;
 mod records;
 mod rules;
 mod splits;
+mod targets;
 mod whole;
 
+pub use duplications::{duplicate, duplication_from, end_duplication, receive};
 pub use moves::{Moved, Nodes, Stuck, leave, moved, plan, set_role, stuck, unchanged};
 pub use records::{
-    ClusterRecord, LEVEL, LEVEL_OF_MOVES, LEVEL_OF_SPLITS, MapError, MapMember, NodeRecord, NodeRole,
-    PartitionRecord, SplitRecord,
+    ClusterRecord, LEVEL, LEVEL_OF_DUPLICATION, LEVEL_OF_MOVES, LEVEL_OF_SPLITS, MapError, MapMember,
+    NodeRecord, NodeRole, PartitionRecord, SplitRecord,
 };
 pub use rules::{Founding, JoinRequest, describe, found, join, place, raise, voters};
 pub use splits::{Has, has_split, is_made_by_split, split, splits_from};
+pub use targets::{Duplications, TargetRecord, hex, origin_of};
 pub use whole::{Changes, Map, MapRow, NOWHERE};
 
 use crate::ids::GroupId;

@@ -14,11 +14,14 @@ use crate::ids::{GroupId, ReplicaId};
 use crate::transport::wire::{ClusterId, NodeId};
 
 /// The newest feature level of this version: a cluster is made with it.
-pub const LEVEL: u32 = 4;
+pub const LEVEL: u32 = 5;
 /// From this level on replicas move.
 pub const LEVEL_OF_MOVES: u32 = 2;
 /// From this level on partitions are split.
 pub const LEVEL_OF_SPLITS: u32 = 4;
+
+/// From this level on rows are duplicated to other clusters.
+pub const LEVEL_OF_DUPLICATION: u32 = 5;
 
 /// The newest version of a row's value.
 const VERSION: u8 = 4;

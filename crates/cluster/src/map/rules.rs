@@ -61,6 +61,7 @@ pub fn found(founding: &Founding) -> Changes {
         nodes: vec![node_of(&founding.first, 1, 1)],
         removed: Vec::new(),
         partitions: Vec::new(),
+        duplications: None,
     }
 }
 

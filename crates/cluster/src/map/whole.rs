@@ -8,6 +8,7 @@ use crate::map::records::{
     ClusterRecord, MapError, MapMember, NodeRecord, PartitionRecord, cluster_key, decode, encode, node_key,
     partition_key,
 };
+use crate::map::targets::{self, Duplications};
 use crate::replica_store::SLOTS;
 use crate::transport::wire::NodeId;
 
@@ -27,6 +28,8 @@ pub struct Map {
     pub nodes: BTreeMap<NodeId, NodeRecord>,
     /// The partitions, by their groups.
     pub partitions: BTreeMap<GroupId, PartitionRecord>,
+    /// The clusters that get its rows.
+    pub duplications: Duplications,
 }
 
 /// What one request changes: whole records, and the next epoch.
@@ -40,6 +43,8 @@ pub struct Changes {
     pub removed: Vec<NodeId>,
     /// Partitions that are new, or changed.
     pub partitions: Vec<PartitionRecord>,
+    /// What is duplicated, if that changes.
+    pub duplications: Option<Duplications>,
 }
 
 impl Changes {
@@ -53,6 +58,7 @@ impl Changes {
             nodes: Vec::new(),
             removed: Vec::new(),
             partitions: Vec::new(),
+            duplications: None,
         }
     }
 
@@ -80,6 +86,7 @@ impl Map {
         let mut map = Self {
             nodes: BTreeMap::new(),
             partitions: BTreeMap::new(),
+            duplications: Duplications::default(),
             cluster,
         };
         for number in 1..map.cluster.next_node {
@@ -95,6 +102,9 @@ impl Map {
                 map.check_partition(group, &partition)?;
                 map.partitions.insert(group, partition);
             }
+        }
+        if let Some(value) = get(targets::key())? {
+            map.duplications = targets::decode(&value)?;
         }
         map.check_ids()?;
         Ok(Some(map))
@@ -128,6 +138,9 @@ impl Map {
             let name = format!("partition/{}", partition.group);
             let value = encode(&name, partition, level)?;
             rows.push((partition_key(partition.group), Some(value)));
+        }
+        if let Some(record) = &changes.duplications {
+            rows.push((targets::key(), Some(targets::encode(record)?)));
         }
         Ok(rows)
     }
@@ -287,6 +300,7 @@ impl Map {
         self.nodes
             .extend(changes.nodes.into_iter().map(|node| (node.number, node)));
         self.nodes.retain(|number, _| !changes.removed.contains(number));
+        self.duplications = changes.duplications.unwrap_or(self.duplications);
         let partitions = changes.partitions.into_iter();
         self.partitions
             .extend(partitions.map(|partition| (partition.group, partition)));

@@ -9,8 +9,8 @@ use std::time::Duration;
 use collie_db::Db;
 use collie_io::Clock;
 use collie_server::cluster::{
-    Cluster, Endpoint, Figure, LogLayout, LogsInfo, LogsOf, NodeInfo, NodeRequest, NodeRole, Partition,
-    PartitionInfo, Route, Topology,
+    Cluster, DuplicationInfo, Endpoint, Figure, LogLayout, LogsInfo, LogsOf, NodeInfo, NodeRequest, NodeRole,
+    Partition, PartitionInfo, Route, Topology,
 };
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -24,6 +24,7 @@ use crate::map::{self, MapMember, NodeRecord};
 use crate::node::addresses::announce;
 use crate::node::clocks::watch_clocks;
 use crate::node::controller::control;
+use crate::node::duplicating::{self, duplicate_partitions};
 use crate::node::error::ClusterError;
 use crate::node::follower::follow;
 use crate::node::joining::{Gate, begin};
@@ -117,6 +118,7 @@ impl ClusterNode {
         tasks.spawn(control(Arc::clone(&inner)));
         tasks.spawn(keep_members(Arc::clone(&inner)));
         tasks.spawn(split_partitions(Arc::clone(&inner)));
+        tasks.spawn(duplicate_partitions(Arc::clone(&inner)));
         tasks.spawn(watch_nodes(Arc::clone(&inner)));
         tasks.spawn(watch_clocks(Arc::clone(&inner)));
         tasks.spawn(take_over(Arc::clone(&inner)));
@@ -279,6 +281,7 @@ impl Cluster for Routes {
         };
         let Some(map) = &routing.map else {
             return Arc::new(Topology {
+                cluster: None,
                 epoch: 0,
                 level: 0,
                 newest_level: *inner.options.spoken.end(),
@@ -322,6 +325,7 @@ impl Cluster for Routes {
             .collect();
         partitions.sort_by_key(|partition| *partition.slots.start());
         Arc::new(Topology {
+            cluster: Some(map.cluster.id),
             epoch: map.cluster.epoch,
             level: map.cluster.level,
             newest_level: *inner.options.spoken.end(),
@@ -417,6 +421,16 @@ impl Cluster for Routes {
                 }
                 MapRequest::Split(first)
             }
+            NodeRequest::Duplicate { name, addresses } => {
+                return Box::pin(async move { duplicating::add(&inner, name, addresses).await });
+            }
+            NodeRequest::EndDuplication(_) | NodeRequest::Receive(_)
+                if let Some(refused) = duplicating::refused(&inner) =>
+            {
+                return Box::pin(async move { Err(refused) });
+            }
+            NodeRequest::EndDuplication(name) => MapRequest::EndDuplication(name),
+            NodeRequest::Receive(from) => MapRequest::Receive(from),
             NodeRequest::Finalize => MapRequest::Finalize(*inner.options.spoken.end()),
         };
         Box::pin(async move { ask(&inner, request).await })
@@ -429,6 +443,10 @@ impl Cluster for Routes {
 
     fn problems(&self) -> Vec<String> {
         self.0.problem_lines()
+    }
+
+    fn duplications(&self) -> Vec<DuplicationInfo> {
+        self.0.duplications()
     }
 
     fn replica(&self, slot: u16) -> Option<Arc<dyn Partition>> {

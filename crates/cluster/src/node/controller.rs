@@ -495,6 +495,7 @@ mod tests {
             cluster: found(&founding).cluster,
             nodes: BTreeMap::new(),
             partitions: partitions.map(|partition| (partition.group, partition)).collect(),
+            duplications: map::Duplications::default(),
         }
     }
 

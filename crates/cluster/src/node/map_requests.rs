@@ -90,6 +90,9 @@ fn changes(map: &Map, request: &MapRequest) -> Result<Option<map::Changes>, Stri
         }
         MapRequest::Split(first) => return map::split(map, *first),
         MapRequest::HasSplit { group, changed } => return map::has_split(map, *group, *changed),
+        MapRequest::Duplicate(target) => return map::duplicate(map, target),
+        MapRequest::EndDuplication(name) => return map::end_duplication(map, name),
+        MapRequest::Receive(from) => return map::receive(map, from),
         MapRequest::Speaks(_) | MapRequest::Note(_) | MapRequest::Finalize(_) | MapRequest::Layout { .. } => {
             return Ok(None);
         }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use collie_io::{Clock, RealClock};
 
+use crate::duplication::TargetNetwork;
 use crate::ids::ReplicaId;
 use crate::map::LEVEL;
 use crate::node::error::ClusterError;
@@ -118,6 +119,8 @@ pub struct ClusterOptions {
     /// Bytes of tables that the node sends to others a second, where replicas move or lack more than the log has; 0:
     /// as many as there are. Default 100 MB.
     pub transfer_rate: u64,
+    /// A way to other clusters, that rows are duplicated to. Default: none.
+    pub targets: Option<Arc<dyn TargetNetwork>>,
 }
 
 impl ClusterOptions {
@@ -144,6 +147,7 @@ impl ClusterOptions {
             spread_after: Duration::from_secs(30),
             replace_after: Duration::from_secs(300),
             transfer_rate: 100_000_000,
+            targets: None,
         }
     }
 

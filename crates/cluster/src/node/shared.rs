@@ -17,6 +17,7 @@ use crate::map::{Founding, JoinRequest, MAP_GROUP, Map, NodeRecord};
 use crate::node::Node;
 use crate::node::options::ClusterOptions;
 use crate::node::routing::{Routing, is_alive};
+use crate::node::senders::Senders;
 use crate::node::steady::SteadyClock;
 use crate::raft::Replica;
 use crate::transport::wire::{MapRequest, NodeId, Refusal, Request, Response};
@@ -49,6 +50,8 @@ pub(super) struct ClusterInner {
     pub(super) hanging: Mutex<BTreeSet<(GroupId, u64)>>,
     /// Replicas that splits have put here, and that are noted to have been made.
     pub(super) noted_made: Mutex<BTreeSet<ReplicaId>>,
+    /// What sends rows to other clusters.
+    pub(super) senders: Mutex<Senders>,
     /// What is wrong, by what it is about.
     problems: Mutex<BTreeMap<String, String>>,
 }
@@ -77,6 +80,7 @@ impl ClusterInner {
             identity,
             hanging: Mutex::default(),
             noted_made: Mutex::default(),
+            senders: Mutex::default(),
             problems: Mutex::default(),
         }
     }

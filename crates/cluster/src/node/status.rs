@@ -142,6 +142,7 @@ impl ClusterInner {
         let logs: Vec<_> = self.node.logs().iter().map(LogNow::of).collect();
         let mut all = self.of_replicas();
         all.extend(of_logs(&logs));
+        all.extend(self.duplication_figures());
         let level = self.map().map_or(0, |map| map.cluster.level as usize);
         all.push(gauge(
             "collie_cluster_level",

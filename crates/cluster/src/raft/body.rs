@@ -63,6 +63,14 @@ pub(super) fn is_split(effects: &[u8]) -> bool {
     effects.get(HEADER) == Some(&VERSION_OF_SPLIT)
 }
 
+/// The effects of an entry, behind their header; none: it has no effects.
+pub(super) fn effects_of(bytes: &[u8]) -> Option<&[u8]> {
+    match bytes.split_first() {
+        Some((&EFFECTS, effects)) => Some(effects),
+        _ => None,
+    }
+}
+
 /// Whether an entry brings no values into tables.
 pub(super) fn removes_only(bytes: &[u8]) -> bool {
     match bytes.split_first() {

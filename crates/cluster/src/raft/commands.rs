@@ -407,7 +407,7 @@ fn rows(effects: &[u8]) -> Result<Vec<Row>, FieldError> {
             slot,
             key: key.to_vec(),
         }),
-        Effect::Count { .. } | Effect::Split(_) => None,
+        Effect::Count { .. } | Effect::Split(_) | Effect::Stamps(_) => None,
     };
     Ok(decode(effects)?.into_iter().filter_map(row).collect())
 }

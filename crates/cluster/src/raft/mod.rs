@@ -34,6 +34,7 @@ mod replica;
 mod running;
 mod snapshots;
 mod splits;
+mod stamps;
 mod tasks;
 mod ticks;
 mod transfers;
@@ -51,6 +52,7 @@ pub use members::AppliedRows;
 pub use options::{GroupLimits, GroupTimes, ReplicaOptions};
 pub use replica::{Executed, Replica, Rows};
 pub use splits::NewGroup;
+pub use stamps::ChangedRows;
 pub use transfers::{Sending, Transfers};
 #[cfg(feature = "testing")]
 pub use types::seed_draws;

@@ -11,6 +11,7 @@ use collie_db::{OwnedRowLocks, Value};
 use collie_server::cluster::{
     Applied, Evaluation, Leadership, Partition, Refused, Rows, Settled, Settling, StoredRow, Walked,
 };
+use collie_server::duplication::stamp_changes;
 use tokio::time::{Instant, timeout_at};
 
 use crate::ids::LeaderId;
@@ -134,7 +135,7 @@ impl Partition for ReplicaPartition {
     }
 
     fn forgets_before_ms(&self) -> u64 {
-        0
+        self.replica.forgets_before_ms()
     }
 
     fn leadership(&self) -> Option<Leadership> {
@@ -308,14 +309,19 @@ impl Evaluation for Command {
     }
 
     fn stamps(&self) -> Option<u64> {
-        None
+        // It does not change in the run that it has begun in: stamps begin with the last entry of a run.
+        self.running.machine.stamps()
     }
 
     fn finish(
-        self: Box<Self>,
-        changes: Vec<(Vec<u8>, Option<Value>)>,
+        mut self: Box<Self>,
+        mut changes: Vec<(Vec<u8>, Option<Value>)>,
         keys: i64,
     ) -> Result<Settling, Refused> {
+        if let Some(origin) = self.stamps() {
+            let now_ms = self.now_ms;
+            stamp_changes(&mut changes, |row| self.get(row), now_ms, origin)?;
+        }
         if changes.is_empty() && keys != 0 {
             let text =
                 format!("ERR a command that changes no row has {keys} keys more; report this as a bug");

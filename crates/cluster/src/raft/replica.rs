@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -37,6 +37,8 @@ pub struct Replica {
     /// Whether it stands for election.
     stands: AtomicBool,
     has_room_for_vote: AtomicBool,
+    /// Marks of removed rows that were made before may go.
+    pub(super) forgets_before_ms: AtomicU64,
     supervisor: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -90,6 +92,7 @@ impl Replica {
             handing: Mutex::default(),
             stands: AtomicBool::new(true),
             has_room_for_vote: AtomicBool::new(true),
+            forgets_before_ms: AtomicU64::new(0),
             supervisor: Mutex::new(Some(supervisor)),
         }
     }

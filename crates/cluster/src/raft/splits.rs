@@ -13,6 +13,7 @@ use crate::raft::body;
 use crate::raft::commands::answer;
 use crate::raft::error::CommandError;
 use crate::raft::replica::Replica;
+use crate::raft::running::Running;
 use crate::raft::types::Member;
 use crate::replica_store::effects::{Effect, EffectsBuf, Split};
 
@@ -75,7 +76,15 @@ impl Replica {
         self.flush().await?;
         self.flush().await?;
         running.wake().await;
-        let effects = new.encode().map_err(refused)?;
+        self.propose_alone(&running, new.encode().map_err(refused)?).await
+    }
+
+    /// Submits an effect that is alone in its entry, with which the run ends. Answers when it is applied here.
+    pub(super) async fn propose_alone(
+        &self,
+        running: &Running,
+        effects: EffectsBuf,
+    ) -> Result<Answer<()>, CommandError> {
         let log = running.machine.log();
         log.admit()?;
         log.check_size(effects.bytes().len() + BESIDE_EFFECTS)?;

@@ -315,12 +315,15 @@ pub(super) async fn purge(
         }
         let lag = lag(&raft);
         machine.log().note_holding(machine.holding(&lag));
-        let needed = lag.iter().map(|(_, _, last)| *last);
+        let unsent = unsent(&machine).await;
         let limit = match take_tables(&want_tables, &machine, &lag, &links).await {
-            takers if takers.is_empty() => machine.purge_limit(needed),
+            takers if takers.is_empty() => {
+                let needed = lag.iter().map(|(_, _, last)| *last);
+                machine.purge_limit(needed.chain(unsent))
+            }
             takers => {
                 let others = lag.iter().filter(|(id, ..)| !takers.contains(id));
-                machine.purge_limit_for_tables(others.map(|(_, _, last)| *last))
+                machine.purge_limit_for_tables(others.map(|(_, _, last)| *last).chain(unsent))
             }
         };
         let Some(limit) = limit else {
@@ -335,6 +338,16 @@ pub(super) async fn purge(
         }
         followers.give_up_below(limit);
         machine.log().note_holding(machine.holding(&lag));
+    }
+}
+
+/// The entries that each target of duplication has: those behind are still to be sent.
+async fn unsent(machine: &Machine) -> Vec<u64> {
+    let reading = machine.clone();
+    match blocking(move || reading.sent_to()).await {
+        Ok(sent) => sent.into_iter().map(|(_, sent)| sent.needed()).collect(),
+        // It is a problem of duplication, which reports it, and begins anew.
+        Err(_) => Vec::new(),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::ids::EntryId;
 use crate::replica_store::effects::{self, Effect};
 use crate::replica_store::error::{FieldError, MachineError};
 use crate::replica_store::keys::{
-    APPLIED, BOUNDS, MEMBERSHIP, RECORDED, count_key, data_key, encode_applied, encode_bounds,
+    APPLIED, BOUNDS, MEMBERSHIP, RECORDED, STAMPS, count_key, data_key, encode_applied, encode_bounds,
     encode_membership, sequence_number,
 };
 use crate::replica_store::positions::Membership;
@@ -99,6 +99,7 @@ impl Machine {
         let mut record = None;
         let mut counts = Vec::new();
         let mut slots = None;
+        let mut stamps = None;
         let mut outcome = ApplyOutcome::Taken;
         match change {
             Change::Blank => {}
@@ -117,6 +118,7 @@ impl Machine {
                         let effects = effects::decode(effects).map_err(|error| commit.wrong(error))?;
                         if effects.iter().all(|effect| self.is_of_group(effect)) {
                             slots = self.slots_behind(&effects);
+                            stamps = stamps_of(&effects);
                             let count = |slot| match applying.counts.get(&slot) {
                                 Some(count) => Ok(*count),
                                 None if patience == MayWait::Waits => self.keys_in_slot(slot),
@@ -136,6 +138,9 @@ impl Machine {
         if let Some(slots) = &slots {
             commit.put(BOUNDS, encode_bounds(slots))?;
         }
+        if let Some(origin) = stamps {
+            commit.put(STAMPS, origin.to_le_bytes())?;
+        }
         // In the same batch: what the tables call applied is what they hold.
         commit.put(APPLIED, encode_applied(id))?;
         inner.journal.positions().announce(id, membership.as_ref());
@@ -150,6 +155,9 @@ impl Machine {
         // Before who waits for this entry looks at them.
         if let Some(slots) = &slots {
             inner.slots.set(slots);
+        }
+        if let Some(origin) = stamps {
+            inner.set_stamps(Some(origin));
         }
         inner.journal.positions().applied(id);
         if record.is_some() {
@@ -166,6 +174,7 @@ impl Machine {
                 self.slots().contains(slot)
             }
             Effect::Split(split) => self.can_split(split),
+            Effect::Stamps(_) => true,
         }
     }
 
@@ -176,6 +185,14 @@ impl Machine {
             _ => None,
         })
     }
+}
+
+/// The origin of the stamps that begin.
+fn stamps_of(effects: &[Effect<'_>]) -> Option<u64> {
+    effects.iter().find_map(|effect| match effect {
+        Effect::Stamps(origin) => Some(*origin),
+        _ => None,
+    })
 }
 
 /// The batch of an entry.
@@ -218,8 +235,8 @@ impl Commit {
                     let sum = deltas.entry(slot).or_default();
                     *sum = sum.saturating_add(delta);
                 }
-                // It changes the slots, and no row.
-                Effect::Split(_) => {}
+                // They change no row of the data.
+                Effect::Split(_) | Effect::Stamps(_) => {}
             }
         }
         let mut counts = Vec::with_capacity(deltas.len());

@@ -11,6 +11,8 @@ use crate::replica_store::keys::{DATA_HEAD, Fields, SLOTS, put_bytes};
 pub const VERSION: u8 = 1;
 /// The version of a split: those that lack feature level 4 do not read it.
 pub const VERSION_OF_SPLIT: u8 = 2;
+/// The version of what begins stamps: those that lack feature level 5 do not read it.
+pub const VERSION_OF_STAMPS: u8 = 3;
 /// The effects of one entry have at most so many bytes.
 pub const MAX_BYTES: usize = (8 << 20) - (64 << 10);
 /// An entry has at most so many effects.
@@ -23,6 +25,7 @@ const PUT: u8 = 1;
 const DELETE: u8 = 2;
 const COUNT: u8 = 3;
 const SPLIT: u8 = 4;
+const STAMPS: u8 = 5;
 /// Two ids of replicas.
 const PAIR: usize = 16;
 /// A split has at most so many pairs.
@@ -58,6 +61,18 @@ pub enum Effect<'a> {
     },
     /// Slots are those of another group from now on. The only effect of its entry.
     Split(Split<'a>),
+    /// Each row that is written or removed from now on gets a stamp with this origin. The only effect of its entry.
+    Stamps(u64),
+}
+
+impl Effect<'_> {
+    fn version(&self) -> u8 {
+        match self {
+            Self::Put { .. } | Self::Delete { .. } | Self::Count { .. } => VERSION,
+            Self::Split(_) => VERSION_OF_SPLIT,
+            Self::Stamps(_) => VERSION_OF_STAMPS,
+        }
+    }
 }
 
 /// What begins a group with a part of another one's slots, and of its rows.
@@ -114,10 +129,7 @@ impl EffectsBuf {
     pub fn push(&mut self, effect: Effect<'_>) -> Result<(), FieldError> {
         let before = self.bytes.len();
         let version = self.version();
-        let own = match effect {
-            Effect::Split(_) => VERSION_OF_SPLIT,
-            Effect::Put { .. } | Effect::Delete { .. } | Effect::Count { .. } => VERSION,
-        };
+        let own = effect.version();
         encode(effect, &mut self.bytes);
         self.count += 1;
         let checked = self.check_alone(own).and_then(|()| {
@@ -144,10 +156,10 @@ impl EffectsBuf {
         }
     }
 
-    /// Whether what was added goes with what was there: a split goes with nothing.
+    /// Whether what was added goes with what was there: what changes no rows goes with nothing.
     fn check_alone(&mut self, version: u8) -> Result<(), FieldError> {
-        if self.count > 1 && version.max(self.version()) == VERSION_OF_SPLIT {
-            return Err(Fields::new(&self.bytes).wrong(1, "a split alone", self.count));
+        if self.count > 1 && version.max(self.version()) > VERSION {
+            return Err(Fields::new(&self.bytes).wrong(1, "an effect alone", self.count));
         }
         self.set_version(version);
         Ok(())
@@ -206,16 +218,16 @@ pub fn decode(bytes: &[u8]) -> Result<Vec<Effect<'_>>, FieldError> {
         return Err(fields.wrong(MAX_BYTES, "effects of less than 8 MiB", found));
     }
     let version = fields.u8("a version")?;
-    if !(VERSION..=VERSION_OF_SPLIT).contains(&version) {
-        return Err(fields.wrong(0, "effects of version 1 or 2", version));
+    if !(VERSION..=VERSION_OF_STAMPS).contains(&version) {
+        return Err(fields.wrong(0, "effects of version 1 to 3", version));
     }
     let count = fields.u32("a number of effects")? as usize;
     // Checked before room is made for them: none is shorter than 4 bytes.
     if count > MAX_EFFECTS || count > fields.left() / 4 {
         return Err(fields.wrong(1, "as many effects as there are", count));
     }
-    if version == VERSION_OF_SPLIT && count != 1 {
-        return Err(fields.wrong(1, "a split alone", count));
+    if version > VERSION && count != 1 {
+        return Err(fields.wrong(1, "an effect alone", count));
     }
     let effects = (0..count).map(|_| effect(&mut fields, version)).collect();
     fields.end().and(effects)
@@ -259,6 +271,10 @@ fn encode(effect: Effect<'_>, to: &mut Vec<u8>) {
             head(COUNT, slot);
             to.extend_from_slice(&delta.to_le_bytes());
         }
+        Effect::Stamps(origin) => {
+            head(STAMPS, 0);
+            to.extend_from_slice(&origin.to_le_bytes());
+        }
         Effect::Split(split) => {
             head(SPLIT, split.first);
             to.extend_from_slice(&split.group.to_le_bytes());
@@ -271,8 +287,14 @@ fn encode(effect: Effect<'_>, to: &mut Vec<u8>) {
 fn effect<'a>(fields: &mut Fields<'a>, version: u8) -> Result<Effect<'a>, FieldError> {
     let at = fields.at();
     let kind = fields.u8("a kind of effect")?;
-    if (kind == SPLIT) != (version == VERSION_OF_SPLIT) {
-        return Err(fields.wrong(at, "kinds 1 to 3 in version 1, and 4 in version 2", kind));
+    let its_version = match kind {
+        PUT | DELETE | COUNT => VERSION,
+        SPLIT => VERSION_OF_SPLIT,
+        STAMPS => VERSION_OF_STAMPS,
+        other => return Err(fields.wrong(at, "a kind of effect from 1 to 5", other)),
+    };
+    if version != its_version {
+        return Err(fields.wrong(at, "kinds 1 to 3 in version 1, 4 in 2, and 5 in 3", kind));
     }
     let slot = fields.u16("a slot")?;
     if slot >= SLOTS {
@@ -293,7 +315,9 @@ fn effect<'a>(fields: &mut Fields<'a>, version: u8) -> Result<Effect<'a>, FieldE
             slot,
             delta: fields.u64("a number of keys")? as i64,
         }),
-        SPLIT => {
+        STAMPS if slot != 0 => Err(fields.wrong(at + 1, "slot 0", slot)),
+        STAMPS => Ok(Effect::Stamps(fields.u64("an origin")?)),
+        _ => {
             let group = fields.u64("a group")?;
             let at = fields.at();
             let replicas = fields.bytes((PAIR, MAX_PAIRS * PAIR), "pairs of replicas")?;
@@ -307,7 +331,6 @@ fn effect<'a>(fields: &mut Fields<'a>, version: u8) -> Result<Effect<'a>, FieldE
                 members: fields.bytes((1, MAX_BYTES), "members")?,
             }))
         }
-        other => Err(fields.wrong(at, "a kind of effect from 1 to 4", other)),
     }
 }
 
@@ -400,13 +423,13 @@ mod tests {
         one.push(Effect::Count { slot: 1, delta: -1 }).unwrap();
         assert!(buf.extend(&one).is_err());
         assert_eq!(buf, full);
-        let said = decode(&[3, 0, 0, 0, 0]).unwrap_err().to_string();
-        assert_eq!(said, "byte 0: expected effects of version 1 or 2, found 3");
+        let said = decode(&[4, 0, 0, 0, 0]).unwrap_err().to_string();
+        assert_eq!(said, "byte 0: expected effects of version 1 to 3, found 4");
         assert!(decode(&[1, 255, 255, 255, 255]).is_err());
     }
 
     #[test]
-    fn a_split_is_alone_in_its_entry() {
+    fn what_changes_no_rows_is_alone_in_its_entry() {
         let pairs = Split::pairs([(7, 70), (8, 80)]);
         let split = Split {
             first: 100,
@@ -434,9 +457,16 @@ mod tests {
             assert!(decode(&buf.bytes()[..len]).is_err());
         }
         // Each kind in its version.
+        let mut stamps = EffectsBuf::default();
+        stamps.push(Effect::Stamps(77)).unwrap();
+        assert_eq!(decode(stamps.bytes()), Ok(vec![Effect::Stamps(77)]));
+        assert!(stamps.push(count).is_err() && stamps.extend(&one).is_err());
         for wrong in [
             [&[1], &buf.bytes()[1..]].concat(),
+            [&[3], &buf.bytes()[1..]].concat(),
             [&[2], &one.bytes()[1..]].concat(),
+            [&[1], &stamps.bytes()[1..]].concat(),
+            [&[2], &stamps.bytes()[1..]].concat(),
         ] {
             assert!(decode(&wrong).is_err());
         }

@@ -30,6 +30,9 @@ pub(super) const RECORDED: [u8; 2] = [META, b'p'];
 /// The slots of the replica's group; all where there is none.
 pub(super) const BOUNDS: [u8; 2] = [META, b'b'];
 
+/// The origin of the stamps that rows get; missing: they get none.
+pub(super) const STAMPS: [u8; 2] = [META, b's'];
+
 /// Sequence numbers begin here: `collie-db` takes none below.
 const FIRST: Lsn = 1 << 32;
 /// Sequence numbers of an entry, as a power of two: its own, and local marks behind it.
@@ -144,6 +147,20 @@ pub(super) fn decode_bounds(bytes: Option<&[u8]>) -> Result<RangeInclusive<u16>,
             "slots below 16384, the first one first",
             format!("{first} to {last}"),
         )),
+    }
+}
+
+/// The origin of stamps; none where nothing is recorded.
+pub(super) fn decode_stamps(bytes: Option<&[u8]>) -> Result<Option<u64>, FieldError> {
+    let Some(bytes) = bytes else {
+        return Ok(None);
+    };
+    let mut fields = Fields::new(bytes);
+    let origin = fields.u64("an origin")?;
+    fields.end()?;
+    match origin {
+        0 => Err(fields.wrong(0, "an origin above 0", 0)),
+        origin => Ok(Some(origin)),
     }
 }
 

@@ -15,6 +15,7 @@
 //! All calls block but those that say otherwise. The layouts are drawn in `docs/design/formats/cluster.md`.
 
 mod apply;
+mod duplicated;
 pub mod effects;
 mod error;
 mod keys;
@@ -27,6 +28,7 @@ mod store;
 mod transfer;
 
 pub use apply::{ApplyOutcome, Change};
+pub(crate) use duplicated::{SentTo, sent_key};
 pub use error::{FieldError, MachineError};
 pub use keys::{SLOTS, data_key, sequence_number};
 pub use open::Unsettled;

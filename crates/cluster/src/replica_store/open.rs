@@ -2,6 +2,7 @@
 //! another replica transferred, which brings the log to where the tables are.
 
 use std::path::Path;
+use std::sync::atomic::AtomicU64;
 
 use collie_db::{Db, Journal};
 use parking_lot::Mutex;
@@ -9,7 +10,8 @@ use parking_lot::Mutex;
 use crate::raftlog::ReplicaLog;
 use crate::replica_store::error::MachineError;
 use crate::replica_store::keys::{
-    APPLIED, BOUNDS, MEMBERSHIP, RECORDED, decode_applied, decode_bounds, decode_membership, index_of,
+    APPLIED, BOUNDS, MEMBERSHIP, RECORDED, STAMPS, decode_applied, decode_bounds, decode_membership,
+    decode_stamps, index_of,
 };
 use crate::replica_store::positions::Position;
 use crate::replica_store::staging::{self, Staged};
@@ -55,6 +57,7 @@ impl Machine {
                 options,
                 applying: Mutex::default(),
                 slots: GroupSlots::default(),
+                stamps: AtomicU64::new(0),
             }
             .into(),
         );
@@ -90,6 +93,9 @@ impl Machine {
         let slots = slots.map_err(|error| self.meta("the slots of the group", error))?;
         self.0.journal.keep(&slots);
         self.0.slots.set(&slots);
+        let stamps = decode_stamps(db.get(STAMPS)?.as_deref());
+        self.0
+            .set_stamps(stamps.map_err(|error| self.meta("the origin of stamps", error))?);
         applying.recorded = db.get(RECORDED)?.map(|recorded| recorded.to_vec());
         applying.counts.clear();
         self.0.journal.positions().reset(position.as_ref());

@@ -75,6 +75,15 @@ pub(super) struct MachineInner {
     /// One caller at a time applies or adopts.
     pub(super) applying: Mutex<Applying>,
     pub(super) slots: GroupSlots,
+    /// The origin of the stamps that rows get; 0: they get none.
+    pub(super) stamps: AtomicU64,
+}
+
+impl MachineInner {
+    pub(super) fn set_stamps(&self, origin: Option<u64>) {
+        // Release pairs with the Acquire in `Machine::stamps`.
+        self.stamps.store(origin.unwrap_or(0), Ordering::Release);
+    }
 }
 
 /// The slots of a group, as of the last entry that was applied. Clones say the same; none keeps the replica.
@@ -129,6 +138,14 @@ impl Machine {
     /// The same for who must not keep the replica.
     pub(crate) fn group_slots(&self) -> GroupSlots {
         self.0.slots.clone()
+    }
+
+    /// The origin of the stamps that rows get, as of the last entry that was applied; none: they get none. Does not
+    /// block.
+    #[must_use]
+    pub fn stamps(&self) -> Option<u64> {
+        // Acquire pairs with the Release in `set_stamps`.
+        Some(self.0.stamps.load(Ordering::Acquire)).filter(|origin| *origin > 0)
     }
 
     /// How far it is: the last entry that was applied, and the members as of then. Does not block.

@@ -10,7 +10,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use collie_cluster::testing::map::{ClusterRecord, Map, MapMember, NodeRecord, NodeRole, PartitionRecord};
+use collie_cluster::testing::map::{
+    ClusterRecord, Duplications, Map, MapMember, NodeRecord, NodeRole, PartitionRecord,
+};
 use collie_cluster::{Asked, Begin, ClusterOptions, NodeIdentity, NodeStoreOptions};
 use collie_db::Options;
 use collie_server::cluster::{Partition, Route, Settled, Walked};
@@ -184,6 +186,7 @@ fn expected_map() -> Map {
         cluster,
         nodes: [(1, node)].into(),
         partitions: [(1, partition(1, 0, 8191, 2)), (2, partition(2, 8192, 16_383, 3))].into(),
+        duplications: Duplications::default(),
     }
 }
 

@@ -11,6 +11,7 @@
 #[path = "../addresses/mod.rs"]
 mod addresses;
 mod clocks;
+mod duplication;
 mod elsewhere;
 mod formats;
 mod layouts;

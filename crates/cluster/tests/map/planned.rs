@@ -680,6 +680,7 @@ fn whole(map: &Map) -> BTreeMap<Vec<u8>, Vec<u8>> {
         nodes: map.nodes.values().cloned().collect(),
         removed: Vec::new(),
         partitions: map.partitions.values().cloned().collect(),
+        duplications: None,
     };
     let rows = Map::rows(&changes).unwrap().into_iter();
     rows.map(|(key, value)| (key, value.unwrap())).collect()

@@ -41,6 +41,7 @@ fn next_epoch(leader: &Site) {
         nodes: Vec::new(),
         removed: Vec::new(),
         partitions: Vec::new(),
+        duplications: None,
     };
     let rows = Map::rows(&changes).unwrap().into_iter();
     rewrite(leader, rows.collect());

@@ -132,6 +132,13 @@ fn map_request() -> impl Strategy<Value = MapRequest> {
             };
             MapRequest::Describe { node, site }
         }),
+        ("[a-z]{0,9}", any::<[u8; 16]>(), vec("[a-z]{0,9}", 0..17)).prop_map(|(name, cluster, addresses)| {
+            MapRequest::Duplicate(Target {
+                name,
+                cluster,
+                addresses,
+            })
+        }),
     ]
 }
 

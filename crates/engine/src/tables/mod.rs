@@ -15,6 +15,31 @@
 //!   tombstone that hides no older entry, whatever the watermark: see `transaction/registry.rs`.
 //! * Each tree has counters of its own; its sequence numbers order its versions and nothing else.
 //! * It does not check its manifest's checksum: [`verify`] does, before the tree is opened.
+//!
+//! # Workarounds for lsm-tree 3.1.10
+//!
+//! What the table library does, and *what `tables` in collie-db does about it*.
+//!
+//! * The checksum in `current` is never compared: *compared before opening*.
+//! * A table file's end is trusted (one bit: 85 GB allocated), its checksum never compared; anything
+//!   but files in `tables` panics: *compared before opening (decision 35)*.
+//! * Read errors do not name the file: *found by reading*.
+//! * Opening removes tables that `current` does not name: *`Home`, only under the store's lock*.
+//! * Opening without `current` makes an empty tree: *refused if in the manifest*.
+//! * A replaced table removes its file by name, late: *locked while a version is pinned*.
+//! * 256 runs in a level lose tables: *merged at 200; larger `level0_stop` refused*.
+//! * A failed flush leaves its tables: *removed*.
+//! * After a failed `persist_version` or directory sync the next one fills the same `vN`: *removed
+//!   first, else no writes until reopened*.
+//! * Locks are released before a failure is known: *flushes and compactions take our lock first*.
+//! * Recovery removes all other versions, even after a failed sync of `current`: *`current` replaced
+//!   and synced again first*.
+//! * A version below all sequence numbers, or bounds above 65,535 bytes, panic: *pinned; cut*.
+//! * Compaction goes by sizes: tombstones miss what they hide: *whole families merged
+//!   (decision 33)*.
+//! * An empty level between others fails a debug assertion: *closed before (`levels`)*.
+//! * Dropped trees stay in the cache of open files: *the family's last user removes them*.
+//! * A running compaction cannot be stopped: *a filter that fails at close*.
 
 mod compaction;
 mod current;

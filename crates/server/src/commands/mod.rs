@@ -11,6 +11,7 @@ mod cluster_keys;
 mod command;
 mod config;
 mod connection;
+mod duplicate;
 mod expire;
 mod floats;
 mod info;

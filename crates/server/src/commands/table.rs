@@ -7,8 +7,8 @@ use collie_protocol::Request;
 
 use super::row::Command;
 use super::{
-    bitfields, bitmaps, client, cluster, command, config, connection, expire, floats, info, keyspace,
-    latency, lcs, merge, moves, multi, nodes, object, once, ranges, scan, server, slowlog, strings,
+    bitfields, bitmaps, client, cluster, command, config, connection, duplicate, expire, floats, info,
+    keyspace, latency, lcs, merge, moves, multi, nodes, object, once, ranges, scan, server, slowlog, strings,
 };
 use crate::failure::{Failure, text};
 
@@ -21,6 +21,7 @@ const GROUPS: &[&[Command]] = &[
     command::ROWS,
     config::ROWS,
     connection::ROWS,
+    duplicate::ROWS,
     expire::ROWS,
     floats::ROWS,
     info::ROWS,

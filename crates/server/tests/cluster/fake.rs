@@ -14,9 +14,9 @@ use std::time::Duration;
 use collie_db::Value;
 use collie_io::{Clock, RealClock};
 use collie_server::cluster::{
-    Applied, Cluster, Endpoint, Evaluation, Figure, Leadership, LogLayout, LogsInfo, NodeInfo, NodeRequest,
-    NodeRole, Partition, PartitionInfo, Refused, Route, Rows, SLOTS, Settled, Settling, StoredRow, Topology,
-    Walked, slot_of,
+    Applied, Cluster, DuplicationInfo, Endpoint, Evaluation, Figure, Leadership, LogLayout, LogsInfo,
+    NodeInfo, NodeRequest, NodeRole, Partition, PartitionInfo, Refused, Route, Rows, SLOTS, Settled,
+    Settling, StoredRow, Topology, Walked, slot_of,
 };
 use evaluation::{FakeApplied, FakeEvaluation};
 use tokio::sync::watch;
@@ -432,6 +432,7 @@ impl Cluster for Fake {
             }
         };
         Arc::new(Topology {
+            cluster: Some([0xab; 16]),
             epoch: *self.changes.borrow() + 1,
             level: 1,
             newest_level: 2,
@@ -486,6 +487,20 @@ impl Cluster for Fake {
         };
         self.node_requests.lock().unwrap().push(request);
         Box::pin(std::future::ready(answer))
+    }
+
+    fn duplications(&self) -> Vec<DuplicationInfo> {
+        vec![DuplicationInfo {
+            name: "second".to_owned(),
+            cluster: "00".repeat(16),
+            addresses: vec!["a.host:7001".to_owned(), "192.0.2.1:7002".to_owned()],
+            waiting: 1,
+            copying: 2,
+            following: 3,
+            lag: 4,
+            rows: 5,
+            problem: Some((Duration::from_millis(6500), "partition 7: it is away".to_owned())),
+        }]
     }
 
     fn retire(&self) -> Pin<Box<dyn Future<Output = bool> + Send>> {

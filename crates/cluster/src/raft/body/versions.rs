@@ -99,6 +99,15 @@ fn a_split_of_version_2_says_what_was_written() {
 }
 
 #[test]
+fn a_begin_of_stamps_of_version_3_says_what_was_written() {
+    let stamps = Effect::Stamps(0x0102_0304_0506_0708);
+    let mut buf = EffectsBuf::default();
+    buf.push(stamps).unwrap();
+    let bytes = fixture("effects-v3.bin", buf.bytes());
+    assert_eq!(effects::decode(&bytes).unwrap(), [stamps]);
+}
+
+#[test]
 fn a_recorded_position_says_what_was_written() {
     let recorded = Recorded {
         ticket: TICKET,

@@ -6,10 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{GroupId, ReplicaId};
 use crate::layouts::Layout;
-use crate::transport::wire::ids::{NodeId, list};
+use crate::transport::wire::ids::{ClusterId, NodeId, list};
 
 /// Replicas of a group, at most.
 pub const MEMBERS_MAX: usize = 64;
+
+/// A cluster that is to get rows has at most so many addresses.
+pub const ADDRESSES_MAX: usize = 16;
 
 /// What is to change in the map, or in what nodes know of it. Asked for again, it changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,6 +84,24 @@ pub enum MapRequest {
         /// The epoch.
         changed: u64,
     },
+    /// The cluster's rows go to another one, too.
+    Duplicate(Target),
+    /// They go to the other one of this name no more.
+    EndDuplication(String),
+    /// The cluster gets the rows of another one.
+    Receive(ClusterId),
+}
+
+/// A cluster that is to get rows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    /// Its name.
+    pub name: String,
+    /// Its id.
+    pub cluster: ClusterId,
+    /// Where clients reach nodes of it.
+    #[serde(deserialize_with = "list::<_, _, ADDRESSES_MAX>")]
+    pub addresses: Vec<String>,
 }
 
 /// The replicas of a node that a layout is for.

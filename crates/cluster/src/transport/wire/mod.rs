@@ -16,7 +16,7 @@ mod versions;
 pub use frame::{FRAME_MAX, Frame, GREETING_MAX, HEAD, decode, encode, frame_len};
 pub use ids::{ClusterId, NodeId, Payload};
 pub use kind::{Kind, VERSION, WireError};
-pub use map::{LayoutOf, MEMBERS_MAX, MapRequest, Site};
+pub use map::{ADDRESSES_MAX, LayoutOf, MEMBERS_MAX, MapRequest, Site, Target};
 pub use message::{
     Append, Appended, DISKS_MAX, ENTRIES_MAX, HandOver, Hello, Join, JoinAnswer, Joined, LED_MAX, Lane,
     Leads, LogEntry, Message, PEERS_MAX, Park, Ping, Place, Pong, Refusal, Refused, Request, Response, Room,

@@ -180,6 +180,12 @@ fn requests() -> Vec<(&'static str, Request)> {
         group: 66,
         changed: 670,
     };
+    let duplicate = MapRequest::Duplicate(Target {
+        name: "second".to_owned(),
+        cluster: CLUSTER,
+        addresses: vec!["192.0.2.6:7001".to_owned(), "a.host:7002".to_owned()],
+    });
+    let end_duplication = MapRequest::EndDuplication("second".to_owned());
     let park = Park {
         vote: vote(57, 58, true),
         last: entry(59, 60, 610),
@@ -213,6 +219,12 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("change-map-layout", Request::ChangeMap(layout)),
         ("change-map-split", Request::ChangeMap(MapRequest::Split(6800))),
         ("change-map-has-split", Request::ChangeMap(has_split)),
+        ("change-map-duplicate", Request::ChangeMap(duplicate)),
+        ("change-map-end-duplication", Request::ChangeMap(end_duplication)),
+        (
+            "change-map-receive",
+            Request::ChangeMap(MapRequest::Receive(CLUSTER)),
+        ),
         ("park", Request::Park(park)),
         ("wake", Request::Wake),
     ]

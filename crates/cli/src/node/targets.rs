@@ -1,0 +1,89 @@
+//! The way to other clusters, which rows are duplicated to: as any client has it, with a password and by TLS.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use collie_cli::resp::{Client, Reply};
+use collie_cluster::{TargetConnection, TargetNetwork, TargetReply};
+
+use crate::args::AccessArgs;
+use crate::cluster::Access;
+
+/// A connection is made, and a reply comes, within so long.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Other clusters, all of which take the same password and certificate.
+#[derive(Debug)]
+pub(super) struct Targets(pub(super) AccessArgs);
+
+impl TargetNetwork for Targets {
+    /// The files are read each time: a new password needs no restart.
+    fn connect(&self, address: &str) -> io::Result<Box<dyn TargetConnection>> {
+        let access = Access::of(&self.0).map_err(|error| io::Error::other(format!("{error:#}")))?;
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name stands for no address");
+        for found in resolve(address)? {
+            match access.connect(found, PATIENCE) {
+                Ok(client) => return Ok(Box::new(Target(client))),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+}
+
+/// Behind the last colon is the port; an address of IPv6 may stand without brackets, as in MOVED.
+fn resolve(address: &str) -> io::Result<Vec<SocketAddr>> {
+    let wrong = || io::Error::new(io::ErrorKind::InvalidInput, "expected HOST:PORT");
+    let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
+    let port = port.parse::<u16>().map_err(|_| wrong())?;
+    let host = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .unwrap_or(host);
+    Ok((host, port).to_socket_addrs()?.collect())
+}
+
+/// A connection to a node of another cluster.
+struct Target(Client);
+
+impl TargetConnection for Target {
+    fn call(&mut self, commands: &[Vec<Vec<u8>>]) -> io::Result<Vec<TargetReply>> {
+        for words in commands {
+            let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+            self.0.push(&words);
+        }
+        self.0.send()?;
+        commands
+            .iter()
+            .map(|_| {
+                Ok(match self.0.reply()? {
+                    Reply::Number(number) => TargetReply::Number(number),
+                    Reply::Error(text) => TargetReply::Error(text),
+                    Reply::Text(text) => TargetReply::Text(text),
+                    Reply::Bulk(bytes) => TargetReply::Text(String::from_utf8_lossy(&bytes).into_owned()),
+                    other => TargetReply::Text(format!("{other:?}")),
+                })
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_stand_as_nodes_name_them() {
+        for (text, expected) in [
+            ("127.0.0.1:7001", "127.0.0.1:7001"),
+            ("::1:7001", "[::1]:7001"),
+            ("[::1]:7001", "[::1]:7001"),
+        ] {
+            assert_eq!(resolve(text).unwrap(), [expected.parse().unwrap()]);
+        }
+        for wrong in ["127.0.0.1", "127.0.0.1:x", "", "127.0.0.1:70000"] {
+            resolve(wrong).unwrap_err();
+        }
+    }
+}

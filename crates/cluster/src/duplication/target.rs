@@ -1,0 +1,340 @@
+//! The cluster that gets the rows, as its clients see it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{fmt, io};
+
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use crate::blocking::blocking;
+use crate::map::hex;
+use crate::transport::wire::ClusterId;
+
+/// Bytes of rows in one command, and rows, at most; one is always taken.
+const COMMAND_BYTES: usize = 1 << 20;
+const COMMAND_ROWS: usize = 64;
+/// Nodes of a target that are waited for at the same time, each by a thread.
+const CALLS: usize = 8;
+/// Slots are elsewhere than was known so often, at most, before it is tried again later.
+const MOVES: usize = 8;
+
+/// A way to the nodes of other clusters, as their clients have it.
+pub trait TargetNetwork: fmt::Debug + Send + Sync {
+    /// A connection to a node, on which commands are answered. Blocks, for seconds at most.
+    ///
+    /// # Errors
+    /// It cannot be reached.
+    fn connect(&self, address: &str) -> io::Result<Box<dyn TargetConnection>>;
+}
+
+/// A connection to a node of another cluster.
+pub trait TargetConnection: Send {
+    /// Sends commands, and returns a reply to each. Blocks, for seconds at most.
+    ///
+    /// # Errors
+    /// The connection has failed, and is used no more: each command may have been executed.
+    fn call(&mut self, commands: &[Vec<Vec<u8>>]) -> io::Result<Vec<TargetReply>>;
+}
+
+/// What a node of another cluster answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TargetReply {
+    /// A number.
+    Number(i64),
+    /// Text.
+    Text(String),
+    /// An error, by its text.
+    Error(String),
+}
+
+/// A row for a target.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MergeRow {
+    pub(crate) slot: u16,
+    /// The user's key.
+    pub(crate) key: Vec<u8>,
+    /// Its state, as `COLLIE.MERGE` takes it.
+    pub(crate) record: Vec<u8>,
+}
+
+/// Another cluster.
+pub(crate) struct TargetCluster {
+    network: Arc<dyn TargetNetwork>,
+    addresses: Vec<String>,
+    /// Of the addresses that were named, the one that is asked of slots whose node is not known.
+    seed: AtomicUsize,
+    /// The nodes of slots, as far as known.
+    routes: Mutex<BTreeMap<u16, String>>,
+    idle: Mutex<HashMap<String, Vec<Box<dyn TargetConnection>>>>,
+    calls: Semaphore,
+}
+
+impl fmt::Debug for TargetCluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TargetCluster")
+            .field("addresses", &self.addresses)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What one node has not taken.
+struct Untaken {
+    rows: Vec<MergeRow>,
+    /// Why, but for those that are elsewhere.
+    problem: Option<String>,
+}
+
+impl TargetCluster {
+    pub(crate) fn new(network: Arc<dyn TargetNetwork>, addresses: Vec<String>) -> Self {
+        Self {
+            network,
+            addresses,
+            seed: AtomicUsize::new(0),
+            routes: Mutex::default(),
+            idle: Mutex::default(),
+            calls: Semaphore::new(CALLS),
+        }
+    }
+
+    /// Has the cluster take rows that are newer than its own. All are durable there when this returns.
+    ///
+    /// # Errors
+    /// Why not all are known to be. They may be sent again.
+    pub(crate) async fn merge(self: &Arc<Self>, mut rows: Vec<MergeRow>) -> Result<(), String> {
+        for _ in 0..MOVES {
+            let parts = self.by_node(rows);
+            let sent = parts
+                .into_iter()
+                .map(|(address, rows)| Arc::clone(self).send(address, rows));
+            rows = Vec::new();
+            for rest in join_all(sent).await {
+                if let Some(problem) = rest.problem {
+                    return Err(problem);
+                }
+                rows.extend(rest.rows);
+            }
+            if rows.is_empty() {
+                return Ok(());
+            }
+        }
+        Err("its slots move from node to node".to_owned())
+    }
+
+    fn by_node(&self, rows: Vec<MergeRow>) -> BTreeMap<String, Vec<MergeRow>> {
+        let seed = self.seed();
+        let routes = self.routes.lock();
+        let mut parts = BTreeMap::<String, Vec<MergeRow>>::new();
+        for row in rows {
+            let address = routes.get(&row.slot).or(seed);
+            let address = address.cloned().unwrap_or_default();
+            parts.entry(address).or_default().push(row);
+        }
+        parts
+    }
+
+    fn seed(&self) -> Option<&String> {
+        // Relaxed: any of them will do.
+        let at = self.seed.load(Ordering::Relaxed) % self.addresses.len().max(1);
+        self.addresses.get(at)
+    }
+
+    /// Sends rows to one node.
+    async fn send(self: Arc<Self>, address: String, rows: Vec<MergeRow>) -> Untaken {
+        let Ok(_turn) = self.calls.acquire().await else {
+            return Untaken {
+                rows,
+                problem: Some("this node ends".to_owned()),
+            };
+        };
+        let own = Arc::clone(&self);
+        blocking(move || own.send_now(&address, rows)).await
+    }
+
+    fn send_now(&self, address: &str, mut rows: Vec<MergeRow>) -> Untaken {
+        rows.sort_by_key(|row| row.slot);
+        let mut parts = Vec::new();
+        let mut rows = rows.into_iter().peekable();
+        while let Some(first) = rows.next() {
+            let (slot, mut bytes) = (first.slot, first.record.len());
+            let mut part = vec![first];
+            while let Some(row) = rows.next_if(|row| {
+                bytes += row.key.len() + row.record.len();
+                row.slot == slot && bytes <= COMMAND_BYTES && part.len() < COMMAND_ROWS
+            }) {
+                part.push(row);
+            }
+            parts.push(part);
+        }
+        let commands: Vec<_> = parts.iter().map(|part| command(part)).collect();
+        let replies = match self.call(address, &commands) {
+            Ok(replies) => replies,
+            Err(error) => {
+                self.forget(address);
+                return Untaken {
+                    rows: Vec::new(),
+                    problem: Some(format!("{address}: {error}")),
+                };
+            }
+        };
+        let mut rest = Untaken {
+            rows: Vec::new(),
+            problem: None,
+        };
+        for (part, reply) in parts.into_iter().zip(replies) {
+            match reply {
+                TargetReply::Number(_) => {}
+                TargetReply::Error(text) => match moved(&text, address) {
+                    Some((slot, to)) => {
+                        self.routes.lock().insert(slot, to);
+                        rest.rows.extend(part);
+                    }
+                    None => {
+                        rest.problem
+                            .get_or_insert_with(|| format!("{address} has answered: {text}"));
+                    }
+                },
+                TargetReply::Text(text) => {
+                    rest.problem.get_or_insert_with(|| {
+                        format!("{address}: expected a number of rows, found {text:?}")
+                    });
+                }
+            }
+        }
+        rest
+    }
+
+    /// Sends commands on a connection that is idle, or a new one.
+    fn call(&self, address: &str, commands: &[Vec<Vec<u8>>]) -> io::Result<Vec<TargetReply>> {
+        let idle = self.idle.lock().get_mut(address).and_then(Vec::pop);
+        let mut connection = match idle {
+            Some(connection) => connection,
+            None => self.network.connect(address)?,
+        };
+        let replies = connection.call(commands)?;
+        if replies.len() != commands.len() {
+            let problem = format!("expected {} replies, found {}", commands.len(), replies.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
+        }
+        let mut idle = self.idle.lock();
+        idle.entry(address.to_owned()).or_default().push(connection);
+        Ok(replies)
+    }
+
+    /// A node does not answer: others know where its slots are.
+    fn forget(&self, address: &str) {
+        self.idle.lock().remove(address);
+        self.routes.lock().retain(|_, to| to != address);
+        // Relaxed: any of them will do.
+        self.seed.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn command(rows: &[MergeRow]) -> Vec<Vec<u8>> {
+    let mut words = vec![b"COLLIE.MERGE".to_vec()];
+    for row in rows {
+        words.push(row.key.clone());
+        words.push(row.record.clone());
+    }
+    words
+}
+
+/// Where a slot is, as a node says that has it not: its port on the same host, if it names none.
+fn moved(text: &str, asked: &str) -> Option<(u16, String)> {
+    let mut words = text.strip_prefix("MOVED ")?.split(' ');
+    let slot = words.next()?.parse().ok()?;
+    let to = words.next()?;
+    match to.strip_prefix(':') {
+        Some(port) if !port.contains(':') => {
+            let (host, _) = asked.rsplit_once(':')?;
+            Some((slot, format!("{host}:{port}")))
+        }
+        _ => Some((slot, to.to_owned())),
+    }
+}
+
+/// Has another cluster get the rows of this one, and returns its id. Blocks.
+///
+/// # Errors
+/// Why it does not.
+pub(crate) fn own_id(
+    network: &dyn TargetNetwork,
+    addresses: &[String],
+    own: &ClusterId,
+) -> Result<ClusterId, String> {
+    let words = ["COLLIE.DUPLICATE", "RECEIVE", &hex(own)].map(|word| word.as_bytes().to_vec());
+    let mut problem = "no address is named".to_owned();
+    for address in addresses {
+        let called = network.connect(address);
+        let called = called.and_then(|mut connection| connection.call(&[words.to_vec()]));
+        let replies = match called {
+            Ok(replies) => replies,
+            Err(error) => {
+                problem = format!("{address} cannot be asked: {error}");
+                continue;
+            }
+        };
+        return match replies.first() {
+            Some(TargetReply::Text(text)) => {
+                id(text).ok_or_else(|| format!("{address}: expected the id of a cluster, found {text:?}"))
+            }
+            Some(TargetReply::Error(text)) if text.contains("unknown command") => Err(format!(
+                "{address} is no node of a cluster that can be a target, or of an older version ({text}): run this version there"
+            )),
+            Some(TargetReply::Error(text)) => Err(format!("{address} has refused: {text}")),
+            other => Err(format!(
+                "{address}: expected the id of a cluster, found {other:?}"
+            )),
+        };
+    }
+    Err(problem)
+}
+
+fn id(text: &str) -> Option<ClusterId> {
+    let mut id = ClusterId::default();
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    let are_digits = text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if pairs.len() != id.len() || !rest.is_empty() || !are_digits {
+        return None;
+    }
+    for (byte, pair) in id.iter_mut().zip(pairs) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_that_is_elsewhere_is_found_there() {
+        let at = |text| moved(text, "first:7001");
+        assert_eq!(
+            at("MOVED 12 192.0.2.1:7002"),
+            Some((12, "192.0.2.1:7002".to_owned()))
+        );
+        assert_eq!(at("MOVED 12 a.host:7002"), Some((12, "a.host:7002".to_owned())));
+        assert_eq!(at("MOVED 12 ::1:7002"), Some((12, "::1:7002".to_owned())));
+        assert_eq!(at("MOVED 12 :7002"), Some((12, "first:7002".to_owned())));
+        assert_eq!(at("MOVED"), None);
+        assert_eq!(at("TRYAGAIN"), None);
+    }
+
+    #[test]
+    fn an_id_is_read_as_it_is_shown() {
+        let own: ClusterId = *b"\x00\xffcluster of tes";
+        assert_eq!(id(&hex(&own)), Some(own));
+        for wrong in [
+            "",
+            "00",
+            &hex(&own)[1..],
+            &format!("{}0", hex(&own)),
+            &"+1".repeat(16),
+        ] {
+            assert_eq!(id(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! Duplication to another cluster, which a map of rows stands for: the newest of each key, as the records say.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use collie_cluster::testing::map::{LEVEL_OF_DUPLICATION, hex};
+use collie_cluster::{Begin, TargetConnection, TargetNetwork, TargetReply};
+use collie_server::cluster::{DuplicationInfo, NodeRequest, Route, Settled, Walked, slot_of};
+use collie_server::duplication::rows_of;
+
+use super::moves::ask;
+use super::sites::{Site, bootstrap, settled, sites, until};
+
+/// The rows of the other cluster: of each key the stamp, and the record.
+type Rows = BTreeMap<Vec<u8>, ([u64; 2], Vec<u8>)>;
+
+/// Another cluster of two nodes, each with half of the slots.
+#[derive(Debug, Default)]
+struct Other {
+    id: [u8; 16],
+    rows: Mutex<Rows>,
+    is_away: AtomicBool,
+    /// Rows that have come, newer or not.
+    came: AtomicU64,
+    /// What it answers in place of its id.
+    says: Mutex<Option<String>>,
+}
+
+#[derive(Debug, Clone)]
+struct Way(Arc<Other>);
+
+const NODES: [&str; 2] = ["one.example:7001", "two.example:7002"];
+
+impl TargetNetwork for Way {
+    fn connect(&self, address: &str) -> io::Result<Box<dyn TargetConnection>> {
+        let at = NODES.iter().position(|node| *node == address);
+        let at = at.ok_or(io::ErrorKind::NotFound)?;
+        Ok(Box::new(Connection(Arc::clone(&self.0), at)))
+    }
+}
+
+struct Connection(Arc<Other>, usize);
+
+impl TargetConnection for Connection {
+    fn call(&mut self, commands: &[Vec<Vec<u8>>]) -> io::Result<Vec<TargetReply>> {
+        let Self(other, at) = self;
+        if other.is_away.load(Ordering::SeqCst) {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        Ok(commands.iter().map(|words| other.answer(*at, words)).collect())
+    }
+}
+
+impl Other {
+    fn answer(&self, at: usize, words: &[Vec<u8>]) -> TargetReply {
+        if words[0] == b"COLLIE.DUPLICATE" {
+            return match &*self.says.lock().unwrap() {
+                Some(text) => TargetReply::Error(text.clone()),
+                None => TargetReply::Text(hex(&self.id)),
+            };
+        }
+        assert_eq!(words[0], b"COLLIE.MERGE");
+        let (pairs, _) = words[1..].as_chunks::<2>();
+        let slots: BTreeSet<_> = pairs.iter().map(|[key, _]| slot_of(key)).collect();
+        assert_eq!(slots.len(), 1, "one slot in a command");
+        let slot = *slots.first().unwrap();
+        let owner = usize::from(slot >= 8192);
+        if owner != at {
+            return TargetReply::Error(format!("MOVED {slot} {}", NODES[owner]));
+        }
+        let mut rows = self.rows.lock().unwrap();
+        for [key, record] in pairs {
+            let number = |at: usize| u64::from_le_bytes(record[at..at + 8].try_into().unwrap());
+            let stamp = [number(2), number(10)];
+            self.came.fetch_add(1, Ordering::SeqCst);
+            let there = rows.get(key).map_or([0, 0], |(stamp, _)| *stamp);
+            if stamp >= there {
+                rows.insert(key.clone(), (stamp, record.clone()));
+            }
+        }
+        TargetReply::Number(1)
+    }
+
+    /// What it has of each key, removed ones apart.
+    fn values(&self) -> BTreeMap<Vec<u8>, Vec<u8>> {
+        let rows = self.rows.lock().unwrap();
+        let there = rows.iter().filter(|(_, (_, record))| record[1] == b'k');
+        there
+            .map(|(key, (_, record))| (key.clone(), record[19..].to_vec()))
+            .collect()
+    }
+}
+
+/// A cluster, and another one that it may be duplicated to.
+fn clusters(nodes: usize, replicas: u8, partitions: u16) -> (Vec<Site>, Arc<Other>) {
+    let other = Arc::new(Other {
+        id: *b"the other one...",
+        ..Other::default()
+    });
+    let sites = sites(nodes);
+    for (at, site) in sites.iter().enumerate() {
+        let begin = match at {
+            0 => bootstrap(replicas, partitions),
+            _ => Begin::Join(vec![sites[0].peer]),
+        };
+        start(site, &other, begin);
+    }
+    settled(&sites, nodes, partitions);
+    (sites, other)
+}
+
+fn start(site: &Site, other: &Arc<Other>, begin: Begin) {
+    let mut options = site.options();
+    options.targets = Some(Arc::new(Way(Arc::clone(other))));
+    options.store.shared.log_limit = Some(8 << 20);
+    site.try_start(options, begin).unwrap();
+}
+
+fn duplicate() -> NodeRequest {
+    NodeRequest::Duplicate {
+        name: "second".to_owned(),
+        addresses: NODES.map(str::to_owned).to_vec(),
+    }
+}
+
+/// Sets a key, or removes it, where it is led.
+fn set(sites: &[Site], key: &[u8], payload: Option<&[u8]>) {
+    until(sites, "a write", || {
+        let mut alive = sites.iter().filter(|site| site.is_alive());
+        alive.find_map(|site| try_set(site, key, payload).filter(|settled| *settled == Settled::Holds))
+    });
+}
+
+fn try_set(site: &Site, key: &[u8], payload: Option<&[u8]>) -> Option<Settled> {
+    let slot = slot_of(key);
+    let [row, _] = rows_of(key);
+    let (partition, handle) = site.with(|node, runtime| {
+        let partition = match node.cluster().route(slot) {
+            Route::Here(partition) => Some(partition),
+            _ => None,
+        };
+        (partition, runtime.handle().clone())
+    });
+    let partition = partition?;
+    let _inside = handle.enter();
+    let mut command = partition.begin(slot, &[&row], Duration::from_secs(1)).ok()?;
+    let before = command.get(&row).ok()?.is_some();
+    let value = payload.map(|payload| [&[1, 0], payload].concat());
+    let keys = i64::from(value.is_some()) - i64::from(before);
+    let value = value.map(|value| value.as_slice().into());
+    let settling = command.finish(vec![(row, value)], keys).ok()?;
+    Some(handle.block_on(settling))
+}
+
+fn info(site: &Site) -> DuplicationInfo {
+    let mut all = site.with(|node, _| node.cluster().duplications());
+    assert_eq!(all.len(), 1, "{all:?}");
+    all.remove(0)
+}
+
+/// Waits until the other cluster has just these keys.
+fn until_has(sites: &[Site], other: &Other, expected: &BTreeMap<Vec<u8>, Vec<u8>>) {
+    until(sites, "the rows at the other cluster", || {
+        (other.values() == *expected).then_some(())
+    });
+}
+
+fn key(number: usize) -> Vec<u8> {
+    format!("key:{number}").into_bytes()
+}
+
+#[test]
+fn all_rows_reach_the_target_though_nodes_die() {
+    let (sites, other) = clusters(3, 3, 2);
+    let mut model = BTreeMap::new();
+    let mut write = |sites: &[Site], number: usize, value: Option<&str>| {
+        let key = key(number);
+        set(sites, &key, value.map(str::as_bytes));
+        match value {
+            Some(value) => model.insert(key, value.as_bytes().to_vec()),
+            None => model.remove(&key),
+        };
+        model.clone()
+    };
+    for number in 0..50 {
+        write(&sites, number, Some("before"));
+    }
+    ask(&sites[1], duplicate()).unwrap();
+    // Asked for again, it changes nothing.
+    ask(&sites[2], duplicate()).unwrap();
+    for number in 40..60 {
+        write(&sites, number, Some("after"));
+    }
+    let mut last = BTreeMap::new();
+    for number in 30..45 {
+        last = write(&sites, number, None);
+    }
+    until_has(&sites, &other, &last);
+    for dies in 0..3 {
+        write(&sites, dies, Some("meanwhile"));
+        sites[dies].kill();
+        for number in 0..10 {
+            write(&sites, 10 * dies + number, Some("with one node away"));
+        }
+        last = write(&sites, 70 + dies, Some("new"));
+        start(&sites[dies], &other, Begin::Start);
+        until_has(&sites, &other, &last);
+        settled(&sites, 3, 2);
+    }
+    until(&sites, "that nothing is left to be sent", || {
+        let all = sites.iter().map(info);
+        let all: Vec<_> = all.collect();
+        let following: u64 = all.iter().map(|one| one.following).sum();
+        let left = all.iter().any(|one| one.lag + one.copying + one.waiting > 0);
+        (following == 2 && !left).then_some(())
+    });
+    // Idle, it sends nothing.
+    let came = other.came.load(Ordering::SeqCst);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(other.came.load(Ordering::SeqCst), came);
+}
+
+#[test]
+fn a_target_that_is_away_keeps_no_log_for_good() {
+    let (sites, other) = clusters(1, 1, 1);
+    let mut model = BTreeMap::new();
+    ask(&sites[0], duplicate()).unwrap();
+    for number in 0..20 {
+        set(&sites, &key(number), Some(b"before"));
+        model.insert(key(number), b"before".to_vec());
+    }
+    until_has(&sites, &other, &model);
+    let came = other.came.load(Ordering::SeqCst);
+    other.is_away.store(true, Ordering::SeqCst);
+    set(&sites, &key(7), None);
+    model.remove(&key(7));
+    // Several times what the log may have.
+    let large = vec![b'x'; 64 << 10];
+    for number in 0..500 {
+        set(&sites, &key(100 + number % 9), Some(&large));
+        model.insert(key(100 + number % 9), large.clone());
+    }
+    until(&sites, "what keeps it", || {
+        let problem = info(&sites[0]).problem?;
+        problem.1.contains("example:700").then_some(())
+    });
+    other.is_away.store(false, Ordering::SeqCst);
+    until_has(&sites, &other, &model);
+    // What had not changed came again: the log was without the entries.
+    assert!(
+        other.came.load(Ordering::SeqCst) - came >= 19 + 9,
+        "all rows were copied anew"
+    );
+}
+
+#[test]
+fn what_is_split_meanwhile_reaches_the_target() {
+    let (sites, other) = clusters(1, 1, 1);
+    let mut model = BTreeMap::new();
+    ask(&sites[0], duplicate()).unwrap();
+    for round in 0..4_u8 {
+        for number in 0..40 {
+            let value = vec![b'a' + round; 3];
+            set(&sites, &key(number), Some(&value));
+            model.insert(key(number), value);
+        }
+        set(&sites, &key(usize::from(round)), None);
+        model.remove(&key(usize::from(round)));
+        let slot = [8192, 4096, 12_288, 2048][usize::from(round)];
+        until(&sites, "the split in the map", || {
+            ask(&sites[0], NodeRequest::Split(slot)).ok()
+        });
+    }
+    until_has(&sites, &other, &model);
+    settled(&sites, 1, 5);
+    set(&sites, &key(39), Some(b"last"));
+    model.insert(key(39), b"last".to_vec());
+    until_has(&sites, &other, &model);
+}
+
+#[test]
+fn a_target_that_is_none_any_more_gets_nothing() {
+    let (sites, other) = clusters(1, 1, 1);
+    ask(&sites[0], duplicate()).unwrap();
+    set(&sites, b"one", Some(b"1"));
+    until_has(&sites, &other, &[(b"one".to_vec(), b"1".to_vec())].into());
+    let noted = || {
+        let partition = sites[0].with(|node, _| match node.cluster().route(0) {
+            Route::Here(partition) => Some(partition),
+            _ => None,
+        })?;
+        let rows = partition.rows_after(None).ok()?;
+        let noted =
+            rows.filter(|row| matches!(row, Ok(Walked::Row(row)) if row.slot == 0 && row.row[0] == b'p'));
+        Some(noted.count())
+    };
+    until(&sites, "its position", || noted().filter(|count| *count == 1));
+    ask(&sites[0], NodeRequest::EndDuplication("second".to_owned())).unwrap();
+    until(&sites, "the end in the map", || {
+        let none = sites[0].with(|node, _| node.cluster().duplications().is_empty());
+        none.then_some(())
+    });
+    set(&sites, b"two", Some(b"2"));
+    until(&sites, "the end of its position", || {
+        noted().filter(|count| *count == 0)
+    });
+    assert_eq!(other.values().len(), 1);
+    // Named again, it gets all that it lacks.
+    ask(&sites[0], duplicate()).unwrap();
+    let both = [(b"one".to_vec(), b"1".to_vec()), (b"two".to_vec(), b"2".to_vec())];
+    until_has(&sites, &other, &both.into());
+}
+
+#[test]
+fn duplications_that_cannot_be_are_refused() {
+    let (sites, other) = clusters(1, 1, 1);
+    let refused = |request: NodeRequest, text: &str| {
+        let problem = ask(&sites[0], request).unwrap_err();
+        assert!(problem.contains(text), "{text}: {problem}");
+    };
+    let add = |name: &str, addresses: &[&str]| NodeRequest::Duplicate {
+        name: name.to_owned(),
+        addresses: addresses.iter().map(|one| (*one).to_owned()).collect(),
+    };
+    refused(add("a b", &NODES), "letters, digits");
+    refused(add("", &NODES), "letters, digits");
+    refused(
+        add("x", &["nowhere.example:1"]),
+        "nowhere.example:1 cannot be asked",
+    );
+    refused(add("x", &[NODES[0], "two.example"]), "expected HOST:PORT");
+    refused(add("x", &[NODES[0]; 17]), "1 to 16 addresses");
+    let mut own = sites[0].map().unwrap().cluster.id;
+    refused(NodeRequest::Receive(own), "to itself");
+    own[15] ^= 1;
+    refused(NodeRequest::Receive(own), "begin alike");
+    refused(
+        NodeRequest::EndDuplication("second".to_owned()),
+        "is duplicated to no other one",
+    );
+    *other.says.lock().unwrap() = Some("ERR unknown command 'COLLIE.DUPLICATE'".to_owned());
+    refused(duplicate(), "older version");
+    *other.says.lock().unwrap() = Some("ERR the cluster has feature level 4".to_owned());
+    refused(duplicate(), "has refused: ERR the cluster has feature level 4");
+    *other.says.lock().unwrap() = None;
+    ask(&sites[0], duplicate()).unwrap();
+    refused(add("third", &NODES), "take another name");
+    refused(NodeRequest::EndDuplication("third".to_owned()), "but to second");
+    // Other addresses of the same are taken.
+    ask(&sites[0], add("second", &[NODES[1]])).unwrap();
+    assert_eq!(info(&sites[0]).addresses, [NODES[1]]);
+    set(&sites, b"one", Some(b"1"));
+    until_has(&sites, &other, &[(b"one".to_vec(), b"1".to_vec())].into());
+}
+
+#[test]
+fn an_older_level_duplicates_nothing() {
+    let sites = sites(1);
+    let mut options = sites[0].options();
+    options.spoken = 1..=LEVEL_OF_DUPLICATION - 1;
+    sites[0].try_start(options, bootstrap(1, 1)).unwrap();
+    settled(&sites, 1, 1);
+    let end = NodeRequest::EndDuplication("x".to_owned());
+    for request in [duplicate(), NodeRequest::Receive([1; 16]), end] {
+        let problem = ask(&sites[0], request).unwrap_err();
+        assert!(problem.contains("from level 5 on"), "{problem}");
+    }
+}

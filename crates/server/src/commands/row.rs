@@ -3,7 +3,7 @@
 //!
 //! Arity, flags, categories, tips and key positions are those of Redis 7.0.15 — a test compares
 //! them with a real one — except for what came later (`WAITAOF`, `CLIENT SETINFO`) and for what is
-//! Collie's own (`CLIENT ACK`, `COLLIE.ONCE`).
+//! Collie's own (`CLIENT ACK`, `COLLIE.ONCE`, `COLLIE.MERGE`).
 //!
 //! A new command is a row and a function in the file of its group (`GROUPS` in `table.rs` for a new
 //! group), a line in docs/book/src/commands.md, and its name in the lists of `tests/server/heavy`,

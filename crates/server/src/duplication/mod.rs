@@ -2,7 +2,7 @@
 //!
 //! A row that was written while its partition stamps has a [`Stamp`], and a key that was removed then
 //! leaves a tombstone with one. [`stamp_changes`] adds both to what a command changes, when it is
-//! submitted. [`record`] makes of a row the argument of `COLLIE.MERGE`, by which another cluster takes it
+//! submitted. [`record()`] makes of a row the argument of `COLLIE.MERGE`, by which another cluster takes it
 //! over with its stamp, unless what that has of the key is newer. The last stamp wins, and which one that
 //! is does not depend on the order in which rows come, or on how often.
 //!

@@ -58,7 +58,7 @@ pub(crate) struct FakePartition {
     /// The origin of its stamps, if it stamps its rows.
     pub(crate) stamps: Mutex<Option<u64>>,
     pub(crate) forgets_before_ms: AtomicU64,
-    /// How often its rows were read in their order.
+    /// How often its rows were read from the first on.
     pub(crate) reads: AtomicUsize,
 }
 
@@ -582,7 +582,8 @@ impl Partition for FakePartition {
     }
 
     fn rows_after(&self, after: Option<(u16, &[u8])>) -> Result<Rows, Refused> {
-        self.reads.fetch_add(1, Ordering::SeqCst);
+        self.reads
+            .fetch_add(usize::from(after.is_none()), Ordering::SeqCst);
         let mut state = self.state();
         state.read();
         let after = after.map(|(slot, row)| (slot, row.to_vec()));

@@ -122,6 +122,8 @@ pub struct DuplicationInfo {
     pub cluster: String,
     /// The addresses by which it was named.
     pub addresses: Vec<String>,
+    /// Partitions of the cluster, whichever node leads them.
+    pub partitions: u64,
     /// Partitions that have not begun.
     pub waiting: u64,
     /// Partitions of which all rows are being sent.

@@ -18,6 +18,7 @@ struct TargetRow {
     name: String,
     cluster: String,
     addresses: String,
+    partitions: i64,
     waiting: i64,
     copying: i64,
     following: i64,
@@ -33,6 +34,7 @@ impl TargetRow {
             name: fields.text("name")?,
             cluster: fields.text("cluster")?,
             addresses: fields.text("addresses")?,
+            partitions: fields.number("partitions")?,
             waiting: fields.number("waiting")?,
             copying: fields.number("copying")?,
             following: fields.number("following")?,
@@ -45,6 +47,7 @@ impl TargetRow {
 
     /// With what another node has of the same target.
     fn add(&mut self, other: Self) {
+        self.partitions = self.partitions.max(other.partitions);
         self.waiting += other.waiting;
         self.copying += other.copying;
         self.following += other.following;
@@ -57,10 +60,11 @@ impl TargetRow {
     }
 
     fn state(&self) -> String {
-        match (self.waiting + self.copying, self.lag_entries) {
-            (0, 0) => "has everything".to_owned(),
-            (0, lag) => format!("lacks {lag} entries"),
-            (left, _) => format!("{left} of {} partitions are copied", left + self.following),
+        // Those that no node leads, or none that has answered, count as missing.
+        match (self.partitions - self.following, self.lag_entries) {
+            (..=0, 0) => "has everything".to_owned(),
+            (..=0, lag) => format!("lacks {lag} entries"),
+            (left, _) => format!("lacks {left} of {} partitions, or rows of them", self.partitions),
         }
     }
 }
@@ -141,12 +145,14 @@ mod tests {
     #[test]
     fn what_nodes_have_is_added_up() {
         let mut one = TargetRow {
+            partitions: 3,
             following: 3,
             rows: 10,
             ..TargetRow::default()
         };
         assert_eq!(one.state(), "has everything");
         one.add(TargetRow {
+            partitions: 5,
             following: 2,
             lag_entries: 7,
             problem_s: 4,
@@ -156,11 +162,11 @@ mod tests {
         assert_eq!((one.state().as_str(), one.rows), ("lacks 7 entries", 10));
         assert_eq!((one.problem_s, one.problem.as_str()), (4, "it is away"));
         one.add(TargetRow {
+            partitions: 8,
             copying: 1,
-            waiting: 2,
             ..TargetRow::default()
         });
-        assert_eq!(one.state(), "3 of 8 partitions are copied");
+        assert_eq!(one.state(), "lacks 3 of 8 partitions, or rows of them");
         assert_eq!(one.problem, "it is away");
     }
 }

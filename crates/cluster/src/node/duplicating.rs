@@ -232,14 +232,18 @@ impl ClusterInner {
             let replica = self.node.replica(id)?;
             replica.applied_index().ok()
         };
+        let led: Vec<_> = led(self, &map).iter().map(|replica| replica.id()).collect();
         let targets = map.duplications.targets.iter().map(|target| {
             let senders = self.senders.lock();
             let mut info = DuplicationInfo {
                 name: target.name.clone(),
                 cluster: map::hex(&target.cluster),
                 addresses: target.addresses.clone(),
+                partitions: map.partitions.len() as u64,
                 ..DuplicationInfo::default()
             };
+            let sent = |replica: &&ReplicaId| senders.0.contains_key(&(**replica, target.number));
+            info.waiting = (led.len() - led.iter().filter(sent).count()) as u64;
             for ((replica, _), running) in senders.of(target.number) {
                 // Relaxed: it is shown.
                 info.rows += running.state.rows.load(Ordering::Relaxed);

@@ -159,6 +159,7 @@ fn push(exec: &mut Exec<'_>, one: &DuplicationInfo) {
         ("problem", problem),
     ];
     let numbers = [
+        ("partitions", one.partitions),
         ("waiting", one.waiting),
         ("copying", one.copying),
         ("following", one.following),

@@ -68,7 +68,8 @@ impl Opening {
     }
 
     /// Begins the log of a replica, behind an entry or with none, and opens the replica. A log of its own is a file that
-    /// is made, which blocks. Both are done also where this is dropped: a log alone would be no replica here.
+    /// is made, which blocks. Where there are threads for that, both are done also where this is dropped: a log alone
+    /// would be no replica here.
     pub(super) async fn begin(
         self: &Arc<Self>,
         ids: (GroupId, ReplicaId),

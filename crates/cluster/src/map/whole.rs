@@ -172,7 +172,6 @@ impl Map {
 
     /// The replicas that are somewhere, or to be, and those whose ids are yet to be given out: of none of them may a node
     /// remove what it finds.
-    #[must_use]
     pub fn named(&self) -> impl Fn(ReplicaId) -> bool + Send + 'static {
         let partitions = self.partitions.values();
         let splits = partitions.clone().filter_map(|one| one.split.as_ref());

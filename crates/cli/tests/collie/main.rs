@@ -14,6 +14,7 @@ mod client;
 mod cluster;
 mod cluster_up;
 mod common;
+mod duplicates;
 mod kills;
 mod log;
 mod mount;

@@ -118,6 +118,7 @@ mod tests {
                 split_at: None,
             };
         Topology {
+            cluster: None,
             epoch: 1,
             level: 1,
             newest_level: 1,

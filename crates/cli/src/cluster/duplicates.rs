@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 
+use anyhow::bail;
 use collie_cli::Outcome;
 use collie_cli::output::Results;
 use collie_cli::resp::Client;
@@ -92,6 +93,9 @@ pub(super) fn duplicate(command: &DuplicateCommand) -> anyhow::Result<Outcome> {
                 targets.iter().map(TargetRow::of).collect::<io::Result<Vec<_>>>()
             };
             let (answers, silent) = asking::all(&args.at, list)?;
+            if answers.is_empty() {
+                bail!("{}", silent.join("; "));
+            }
             let mut targets = BTreeMap::<String, TargetRow>::new();
             for row in answers.into_iter().flatten() {
                 match targets.get_mut(&row.name) {

@@ -40,11 +40,7 @@ fn all(nodes: &Nodes, password: Option<&str>) -> BTreeMap<usize, String> {
 }
 
 fn duplicate(nodes: &Nodes, words: &[&str], flags: &[&str]) -> std::process::Output {
-    let at: Vec<_> = nodes
-        .nodes
-        .iter()
-        .map(|node| node.client.to_string())
-        .collect();
+    let at: Vec<_> = nodes.nodes.iter().map(|node| node.client.to_string()).collect();
     let at = at.join(",");
     run([&["cluster", "duplicate"], words, &["--node", &at], flags].concat())
 }

@@ -302,7 +302,12 @@ fn state(slot: u16, row: &[u8], stored: &[u8], own: u64) -> Result<Option<(u64, 
     let Some(key) = key_of(row) else {
         return Ok(None);
     };
-    let (stamp, record) = record(row, stored, own).map_err(|error| Refused::Text(error.to_string()))?;
-    let key = key.to_vec();
-    Ok(Some((stamp.origin, MergeRow { slot, key, record })))
+    let record = record(row, stored, own)?;
+    let row = MergeRow {
+        slot,
+        key: key.to_vec(),
+        header: record.header,
+        payload: record.payload.to_vec(),
+    };
+    Ok(Some((record.stamp.origin, row)))
 }

@@ -56,8 +56,9 @@ pub(crate) struct MergeRow {
     pub(crate) slot: u16,
     /// The user's key.
     pub(crate) key: Vec<u8>,
-    /// Its state, as `COLLIE.MERGE` takes it.
-    pub(crate) record: Vec<u8>,
+    /// Its state, as `COLLIE.MERGE` takes it: the header, and the user's value.
+    pub(crate) header: Vec<u8>,
+    pub(crate) payload: Vec<u8>,
 }
 
 /// Another cluster.
@@ -158,10 +159,10 @@ impl TargetCluster {
         let mut parts = Vec::new();
         let mut rows = rows.into_iter().peekable();
         while let Some(first) = rows.next() {
-            let (slot, mut bytes) = (first.slot, first.record.len());
+            let (slot, mut bytes) = (first.slot, first.payload.len());
             let mut part = vec![first];
             while let Some(row) = rows.next_if(|row| {
-                bytes += row.key.len() + row.record.len();
+                bytes += row.key.len() + row.header.len() + row.payload.len();
                 row.slot == slot && bytes <= COMMAND_BYTES && part.len() < COMMAND_ROWS
             }) {
                 part.push(row);
@@ -235,8 +236,7 @@ impl TargetCluster {
 fn command(rows: &[MergeRow]) -> Vec<Vec<u8>> {
     let mut words = vec![b"COLLIE.MERGE".to_vec()];
     for row in rows {
-        words.push(row.key.clone());
-        words.push(row.record.clone());
+        words.extend([&row.key, &row.header, &row.payload].map(Clone::clone));
     }
     words
 }

@@ -343,6 +343,9 @@ pub(super) async fn purge(
 
 /// The entries that each target of duplication has: those behind are still to be sent.
 async fn unsent(machine: &Machine) -> Vec<u64> {
+    if machine.stamps().is_none() {
+        return Vec::new();
+    }
     let reading = machine.clone();
     match blocking(move || reading.sent_to()).await {
         Ok(sent) => sent.into_iter().map(|(_, sent)| sent.needed()).collect(),

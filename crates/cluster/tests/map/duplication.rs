@@ -14,8 +14,8 @@ use collie_server::duplication::rows_of;
 use super::moves::ask;
 use super::sites::{Site, bootstrap, settled, sites, until};
 
-/// The rows of the other cluster: of each key the stamp, and the record.
-type Rows = BTreeMap<Vec<u8>, ([u64; 2], Vec<u8>)>;
+/// The rows of the other cluster: of each key the stamp, and the value, unless it was removed.
+type Rows = BTreeMap<Vec<u8>, ([u64; 2], Option<Vec<u8>>)>;
 
 /// Another cluster of two nodes, each with half of the slots.
 #[derive(Debug, Default)]
@@ -63,22 +63,22 @@ impl Other {
             };
         }
         assert_eq!(words[0], b"COLLIE.MERGE");
-        let (pairs, _) = words[1..].as_chunks::<2>();
-        let slots: BTreeSet<_> = pairs.iter().map(|[key, _]| slot_of(key)).collect();
+        let (rows, _) = words[1..].as_chunks::<3>();
+        let slots: BTreeSet<_> = rows.iter().map(|[key, ..]| slot_of(key)).collect();
         assert_eq!(slots.len(), 1, "one slot in a command");
         let slot = *slots.first().unwrap();
         let owner = usize::from(slot >= 8192);
         if owner != at {
             return TargetReply::Error(format!("MOVED {slot} {}", NODES[owner]));
         }
-        let mut rows = self.rows.lock().unwrap();
-        for [key, record] in pairs {
-            let number = |at: usize| u64::from_le_bytes(record[at..at + 8].try_into().unwrap());
+        let mut there = self.rows.lock().unwrap();
+        for [key, header, payload] in rows {
+            let number = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap());
             let stamp = [number(2), number(10)];
             self.came.fetch_add(1, Ordering::SeqCst);
-            let there = rows.get(key).map_or([0, 0], |(stamp, _)| *stamp);
-            if stamp >= there {
-                rows.insert(key.clone(), (stamp, record.clone()));
+            if stamp >= there.get(key).map_or([0, 0], |(stamp, _)| *stamp) {
+                let value = (header[1] == b'k').then(|| payload.clone());
+                there.insert(key.clone(), (stamp, value));
             }
         }
         TargetReply::Number(1)
@@ -87,10 +87,9 @@ impl Other {
     /// What it has of each key, removed ones apart.
     fn values(&self) -> BTreeMap<Vec<u8>, Vec<u8>> {
         let rows = self.rows.lock().unwrap();
-        let there = rows.iter().filter(|(_, (_, record))| record[1] == b'k');
-        there
-            .map(|(key, (_, record))| (key.clone(), record[19..].to_vec()))
-            .collect()
+        let value =
+            |(key, (_, value)): (&Vec<u8>, &([u64; 2], Option<Vec<u8>>))| Some((key.clone(), value.clone()?));
+        rows.iter().filter_map(value).collect()
     }
 }
 

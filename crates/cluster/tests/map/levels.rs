@@ -42,7 +42,8 @@ fn restart(site: &Site, spoken: RangeInclusive<u32>) {
 /// Asks for it until the answer is no mere "ask again".
 fn ask(sites: &[Site], request: NodeRequest) -> Result<(), String> {
     until(sites, "an answer", || {
-        let asked = sites[0].with(|node, runtime| runtime.block_on(node.cluster().change_node(request.clone())));
+        let asked =
+            sites[0].with(|node, runtime| runtime.block_on(node.cluster().change_node(request.clone())));
         let is_final = !asked
             .as_ref()
             .is_err_and(|problem| problem.ends_with(": ask again"));

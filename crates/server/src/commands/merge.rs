@@ -8,7 +8,7 @@ use crate::exec::{Exec, Flow, Outcome, Transaction};
 use crate::failure::{Failure, text};
 
 /// The rows of its commands.
-pub(super) const ROWS: &[Command] = &[Command::new(NAME, -3, merge)
+pub(super) const ROWS: &[Command] = &[Command::new(NAME, -4, merge)
     .about(
         "7.0.0",
         "generic",
@@ -16,11 +16,11 @@ pub(super) const ROWS: &[Command] = &[Command::new(NAME, -3, merge)
     )
     .flags(&["write", "denyoom", "noscript", "no_multi"])
     .categories(&["@keyspace", "@write", "@slow"])
-    .keys(&[Keys::to(1, -1, 2, &["RW", "update"])])];
+    .keys(&[Keys::to(1, -1, 3, &["RW", "update"])])];
 
 const NAME: &str = "collie.merge";
 
-/// `COLLIE.MERGE key record [key record …]`. Replies with the number of records that were newer.
+/// `COLLIE.MERGE key header payload [key header payload …]`. Replies with the number of records that were newer.
 fn merge(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let origin = match &exec.transaction {
         Some(Transaction::Partition(transaction)) => transaction.stamps(),
@@ -30,15 +30,15 @@ fn merge(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
             );
         }
     };
-    if request.len().is_multiple_of(2) {
+    if !(request.len() - 1).is_multiple_of(3) {
         return Err(text::arity(NAME).into());
     }
     let Some(origin) = origin else {
         return Err(NO_TARGET.into());
     };
     // All are read before the first is taken: a request with a bad one changes nothing.
-    let mut rows = Vec::with_capacity(request.len() / 2);
-    for number in (1..request.len()).step_by(2) {
+    let mut rows = Vec::with_capacity(request.len() / 3);
+    for number in (1..request.len()).step_by(3) {
         rows.push((request.at(number), incoming(request, number + 1)?));
     }
     let mut taken = 0;
@@ -50,10 +50,10 @@ fn merge(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 }
 
 const NO_TARGET: &str = "ERR this cluster is no target of a duplication: its rows have no stamps to compare a \
-     record's with; set up the duplication in this cluster first, then send the record again";
+     record's with; `collie cluster duplicate add` in the other cluster sets that up";
 
 fn incoming<'r>(request: Request<'r>, number: usize) -> Result<Incoming<'r>, Failure> {
-    Incoming::decode(request.at(number)).map_err(|bad| {
-        format!("ERR argument {number} is no record that COLLIE.MERGE takes: it has {bad}").into()
+    Incoming::decode(request.at(number), request.at(number + 1)).map_err(|bad| {
+        format!("ERR argument {number} is no header that COLLIE.MERGE takes: it has {bad}").into()
     })
 }

@@ -2,7 +2,7 @@
 //!
 //! A row that was written while its partition stamps has a [`Stamp`], and a key that was removed then
 //! leaves a tombstone with one. [`stamp_changes`] adds both to what a command changes, when it is
-//! submitted. [`record()`] makes of a row the argument of `COLLIE.MERGE`, by which another cluster takes it
+//! submitted. [`record()`] makes of a row the arguments of `COLLIE.MERGE`, by which another cluster takes it
 //! over with its stamp, unless what that has of the key is newer. The last stamp wins, and which one that
 //! is does not depend on the order in which rows come, or on how often.
 //!
@@ -23,8 +23,8 @@ pub use crate::data::stamp::Stamp;
 use crate::data::stamp::{BadTombstone, TOMBSTONE, Tombstone, tombstone_key};
 use crate::data::value::{self, BadValue, DATA};
 
-pub use record::record;
 pub(crate) use record::{Content, Incoming};
+pub use record::{Record, record};
 
 /// A row that this version of the server cannot read. Its text says what is wrong and what to do.
 #[derive(Debug, Error)]

@@ -71,9 +71,10 @@ impl Town {
     }
 
     /// A key's row, as it would be sent.
-    fn record(&self, key: &[u8]) -> Option<Vec<u8>> {
+    fn record(&self, key: &[u8]) -> Option<Sent> {
         let (row, _) = self.row(key)?;
-        Some(record(&row, &self.rows[&row], self.origin).unwrap().1)
+        let record = record(&row, &self.rows[&row], self.origin).unwrap();
+        Some((record.header, record.payload.to_vec()))
     }
 
     fn finish(&mut self, mut changes: Vec<(Vec<u8>, Option<Value>)>, now_ms: u64) {
@@ -100,8 +101,8 @@ impl Town {
     }
 
     /// What `COLLIE.MERGE` does.
-    fn merge(&mut self, key: &[u8], record: &[u8], now_ms: u64) {
-        let incoming = Incoming::decode(record).unwrap();
+    fn merge(&mut self, key: &[u8], (header, payload): &Sent, now_ms: u64) {
+        let incoming = Incoming::decode(header, payload).unwrap();
         let Some(content) = incoming.merged(self.stamp(key), now_ms) else {
             return;
         };
@@ -128,12 +129,15 @@ impl Town {
     }
 }
 
+/// The header and the payload of a record.
+type Sent = (Vec<u8>, Vec<u8>);
+
 /// Clusters, what is on its way between them, and all that was ever written.
 struct Model {
     towns: Vec<Town>,
     now_ms: u64,
-    sent: Vec<(usize, usize, Vec<u8>)>,
-    written: [BTreeMap<Stamp, Vec<u8>>; KEYS.len()],
+    sent: Vec<(usize, usize, Sent)>,
+    written: [BTreeMap<Stamp, Sent>; KEYS.len()],
 }
 
 impl Model {
@@ -262,10 +266,13 @@ impl Model {
                 assert!(rows.iter().all(Option::is_none));
                 continue;
             };
-            let last = Incoming::decode(last).unwrap().merged(None, self.now_ms);
+            let last = Incoming::decode(&last.0, &last.1)
+                .unwrap()
+                .merged(None, self.now_ms);
             let last = last.map(|content| (*stamp, content));
             for (row, town) in rows.iter().zip(&self.towns) {
-                let row = Incoming::decode(row.as_ref().unwrap()).unwrap();
+                let (header, payload) = row.as_ref().unwrap();
+                let row = Incoming::decode(header, payload).unwrap();
                 assert_eq!(Some((row.stamp, row.content)), last, "in cluster {}", town.origin);
             }
         }

@@ -1,8 +1,9 @@
-//! The record of a row, by which another cluster takes it over: an argument of `COLLIE.MERGE`.
+//! The record of a row, by which another cluster takes it over: two arguments of `COLLIE.MERGE`, the header and the
+//! payload, so that neither is longer than a client's value may be.
 //!
 //! ```text
-//! version u8 = 1 | 'k' | time u64 | origin u64 | kind u8 | expiry u64 (where kind says so) | payload
-//! version u8 = 1 | 'd' | time u64 | origin u64
+//! version u8 = 1 | 'k' | time u64 | origin u64 | kind u8 | expiry u64 (where kind says so)      payload
+//! version u8 = 1 | 'd' | time u64 | origin u64                                                  nothing
 //! ```
 //!
 //! The first is of a value, the second of a removed key. Time and origin are the stamp's; the lower
@@ -22,11 +23,22 @@ const HAS_EXPIRY: u8 = 0x80;
 /// for the writes that replace it.
 const TIME_MAX: u64 = u64::MAX >> 1;
 
-/// What `COLLIE.MERGE` takes for a stored row of this cluster, and the stamp that is in it.
+/// What `COLLIE.MERGE` takes for a row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record<'s> {
+    /// The stamp that is in it.
+    pub stamp: Stamp,
+    /// The first argument behind the key.
+    pub header: Vec<u8>,
+    /// The second: the user's value, or nothing.
+    pub payload: &'s [u8],
+}
+
+/// What `COLLIE.MERGE` takes for a stored row of this cluster.
 ///
 /// # Errors
 /// [`BadRow`], also of a row that is neither that of a value nor a tombstone.
-pub fn record(row: &[u8], stored: &[u8], own_origin: u64) -> Result<(Stamp, Vec<u8>), BadRow> {
+pub fn record<'s>(row: &[u8], stored: &'s [u8], own_origin: u64) -> Result<Record<'s>, BadRow> {
     let stamp = stamp_of(row, stored, own_origin)?;
     let content = match row.first() {
         Some(&TOMBSTONE) => Content::Removed,
@@ -38,7 +50,12 @@ pub fn record(row: &[u8], stored: &[u8], own_origin: u64) -> Result<(Stamp, Vec<
             }
         }
     };
-    Ok((stamp, Incoming { stamp, content }.encode()))
+    let (header, payload) = Incoming { stamp, content }.encode();
+    Ok(Record {
+        stamp,
+        header,
+        payload,
+    })
 }
 
 /// A row of another cluster.
@@ -69,7 +86,7 @@ pub(crate) enum BadIncoming {
     Type { found: u8 },
     #[error("{found} bytes, expected {expected} or more")]
     Short { found: usize, expected: usize },
-    #[error("{found} bytes, expected {expected} of a removed key")]
+    #[error("{found} bytes, expected {expected}")]
     Long { found: usize, expected: usize },
     #[error("a stamp of the time {found}, expected {TIME_MAX} at most")]
     Time { found: u64 },
@@ -92,28 +109,27 @@ impl<'r> Incoming<'r> {
         })
     }
 
-    fn encode(self) -> Vec<u8> {
+    fn encode(self) -> (Vec<u8>, &'r [u8]) {
         let form = match self.content {
             Content::Removed => TOMBSTONE,
             Content::String { .. } => DATA,
         };
         let mut out = vec![VERSION, form];
         out.extend_from_slice(&self.stamp.encode());
-        if let Content::String { expiry_ms, payload } = self.content {
-            out.reserve(9 + payload.len());
-            match expiry_ms {
-                None => out.push(TYPE_STRING),
-                Some(expiry) => {
-                    out.push(TYPE_STRING | HAS_EXPIRY);
-                    out.extend_from_slice(&expiry.to_le_bytes());
-                }
+        let Content::String { expiry_ms, payload } = self.content else {
+            return (out, &[]);
+        };
+        match expiry_ms {
+            None => out.push(TYPE_STRING),
+            Some(expiry) => {
+                out.push(TYPE_STRING | HAS_EXPIRY);
+                out.extend_from_slice(&expiry.to_le_bytes());
             }
-            out.extend_from_slice(payload);
         }
-        out
+        (out, payload)
     }
 
-    pub(crate) fn decode(bytes: &'r [u8]) -> Result<Incoming<'r>, BadIncoming> {
+    pub(crate) fn decode(bytes: &[u8], payload: &'r [u8]) -> Result<Incoming<'r>, BadIncoming> {
         let found = bytes.len();
         let short = |expected| BadIncoming::Short { found, expected };
         let head = 2 + Stamp::LEN;
@@ -132,10 +148,10 @@ impl<'r> Incoming<'r> {
         }
         if form == TOMBSTONE {
             let content = Content::Removed;
-            return match rest.is_empty() {
-                true => Ok(Incoming { stamp, content }),
-                false => Err(BadIncoming::Long {
-                    found,
+            return match rest.len() + payload.len() {
+                0 => Ok(Incoming { stamp, content }),
+                more => Err(BadIncoming::Long {
+                    found: head + more,
                     expected: head,
                 }),
             };
@@ -146,13 +162,16 @@ impl<'r> Incoming<'r> {
                 found: kind & !HAS_EXPIRY,
             });
         }
-        let (expiry_ms, payload) = match kind & HAS_EXPIRY != 0 {
-            false => (None, rest),
+        let (expiry_ms, expected) = match kind & HAS_EXPIRY != 0 {
+            false => (None, head + 1),
             true => {
-                let (expiry, payload) = rest.split_first_chunk().ok_or(short(head + 9))?;
-                (Some(u64::from_le_bytes(*expiry)), payload)
+                let expiry = rest.first_chunk().ok_or(short(head + 9))?;
+                (Some(u64::from_le_bytes(*expiry)), head + 9)
             }
         };
+        if found > expected {
+            return Err(BadIncoming::Long { found, expected });
+        }
         let content = Content::String { expiry_ms, payload };
         Ok(Incoming { stamp, content })
     }
@@ -178,12 +197,20 @@ mod tests {
             expiry_ms: Some(1_800_000_000_000),
             payload: b"a value",
         };
-        assert_eq!(Incoming::decode(&bytes), Ok(Incoming { stamp, content }));
+        let decoded = Incoming::decode(&bytes, b"a value");
+        assert_eq!(decoded, Ok(Incoming { stamp, content }));
         let stored = value::encode_stamped(Some(1_800_000_000_000), stamp, b"a value");
-        assert_eq!(record(b"kkey", &stored, 5).unwrap(), (stamp, bytes));
-        let tombstone = Tombstone { stamp, written_ms: 9 };
-        let (of, removed) = record(b"dkey", &tombstone.encode(), 5).unwrap();
-        assert_eq!((of, &removed[..2], removed.len()), (stamp, &b"\x01d"[..], 18));
+        let (header, payload) = (bytes, &b"a value"[..]);
+        let expected = Record {
+            stamp,
+            header,
+            payload,
+        };
+        assert_eq!(record(b"kkey", &stored, 5).unwrap(), expected);
+        let tombstone = Tombstone { stamp, written_ms: 9 }.encode();
+        let removed = record(b"dkey", &tombstone, 5).unwrap();
+        assert_eq!((removed.stamp, removed.payload), (stamp, &b""[..]));
+        assert_eq!((&removed.header[..2], removed.header.len()), (&b"\x01d"[..], 18));
         assert!(record(b"xkey", &stored, 5).is_err());
         assert!(record(b"dkey", &stored[..2], 5).is_err());
     }
@@ -192,13 +219,18 @@ mod tests {
     fn a_row_without_a_stamp_is_of_its_own_cluster() {
         let mut stored = Vec::new();
         value::encode(&mut stored, Some(7), value::Row::Inline(b"v"));
-        let (stamp, bytes) = record(b"kkey", &stored, 5).unwrap();
+        let Record {
+            stamp,
+            header,
+            payload,
+        } = record(b"kkey", &stored, 5).unwrap();
         assert_eq!(stamp, Stamp { time: 0, origin: 5 });
         let content = Content::String {
             expiry_ms: Some(7),
             payload: b"v",
         };
-        assert_eq!(Incoming::decode(&bytes), Ok(Incoming { stamp, content }));
+        let decoded = Incoming::decode(&header, payload);
+        assert_eq!(decoded, Ok(Incoming { stamp, content }));
     }
 
     #[test]
@@ -217,7 +249,8 @@ mod tests {
             (whole(b'k', b""), "18 bytes, expected 19 or more"),
             (whole(b'k', b"\x80"), "19 bytes, expected 27 or more"),
             (whole(b'd', b"")[..17].to_vec(), "17 bytes, expected 18 or more"),
-            (whole(b'd', b"x"), "19 bytes, expected 18 of a removed key"),
+            (whole(b'd', b"x"), "19 bytes, expected 18"),
+            (whole(b'k', b"\0x"), "20 bytes, expected 19"),
             (
                 whole(b'x', b""),
                 "'x', expected 'k' for a value or 'd' for a removed key",
@@ -231,9 +264,11 @@ mod tests {
                 "a stamp of the time 9223654615654924545, expected 9223372036854775807 at most",
             ),
         ] {
-            let refused = Incoming::decode(&bytes).unwrap_err();
+            let refused = Incoming::decode(&bytes, b"").unwrap_err();
             assert_eq!(refused.to_string(), expected, "{bytes:?}");
         }
+        let refused = Incoming::decode(&whole(b'd', b""), b"xy").unwrap_err();
+        assert_eq!(refused.to_string(), "20 bytes, expected 18");
     }
 
     proptest! {
@@ -249,8 +284,8 @@ mod tests {
                 Some(payload) => Content::String { expiry_ms, payload },
             };
             let incoming = Incoming { stamp, content };
-            let bytes = incoming.encode();
-            prop_assert_eq!(Incoming::decode(&bytes), Ok(incoming));
+            let (header, payload) = incoming.encode();
+            prop_assert_eq!(Incoming::decode(&header, payload), Ok(incoming));
         }
 
         #[test]
@@ -259,8 +294,8 @@ mod tests {
             rest in proptest::collection::vec(prop_oneof![Just(0_u8), Just(0x80), 0..4_u8], 0..32),
         ) {
             let bytes = [&[1, form][..], &rest].concat();
-            if let Ok(incoming) = Incoming::decode(&bytes) {
-                prop_assert_eq!(incoming.encode(), bytes);
+            if let Ok(incoming) = Incoming::decode(&bytes, b"") {
+                prop_assert_eq!(incoming.encode(), (bytes, &b""[..]));
             }
         }
     }

@@ -50,9 +50,9 @@ fn each_way_to_find_a_key_expired_tells_its_partition() {
         (&["OBJECT ENCODING key"], "$-1\r\n"),
         (&["MULTI", "GET key", "EXEC"], "*1\r\n$-1\r\n"),
         (&["COLLIE.ONCE key me 1 INCR key"], ":1\r\n"),
-        // The record: a key that was removed at the time 0, by the origin 0.
+        // The record: a value of the time 0, by the origin 0.
         (
-            &["COLLIE.MERGE key \x01d\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"],
+            &["COLLIE.MERGE key \x01k\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0 v"],
             ":0\r\n",
         ),
         (&["KEYS *"], "*0\r\n"),

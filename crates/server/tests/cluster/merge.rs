@@ -20,30 +20,33 @@ fn stamping(partitions: u16) -> Node {
     node
 }
 
+/// The header and the payload of a record.
+type Sent = (Vec<u8>, Vec<u8>);
+
 /// A record of the other cluster: a value, or that the key was removed.
-fn of(time: u64, origin: u64, value: Option<(&str, Option<u64>)>) -> Vec<u8> {
+fn of(time: u64, origin: u64, value: Option<(&str, Option<u64>)>) -> Sent {
     let form = if value.is_some() { b'k' } else { b'd' };
     let mut bytes = [&[1, form][..], &time.to_le_bytes(), &origin.to_le_bytes()].concat();
-    if let Some((payload, expiry_ms)) = value {
+    if let Some((_, expiry_ms)) = value {
         bytes.push(if expiry_ms.is_some() { 0x80 } else { 0 });
         bytes.extend(expiry_ms.iter().flat_map(|expiry_ms| expiry_ms.to_le_bytes()));
-        bytes.extend_from_slice(payload.as_bytes());
     }
-    bytes
+    let payload = value.map_or("", |(payload, _)| payload);
+    (bytes, payload.as_bytes().to_vec())
 }
 
-fn put(time: u64, value: &str) -> Vec<u8> {
+fn put(time: u64, value: &str) -> Sent {
     of(time, OTHER, Some((value, None)))
 }
 
-fn removal(time: u64) -> Vec<u8> {
+fn removal(time: u64) -> Sent {
     of(time, OTHER, None)
 }
 
-fn merge(client: &mut Client, rows: &[(&str, Vec<u8>)]) -> String {
+fn merge(client: &mut Client, rows: &[(&str, Sent)]) -> String {
     let mut args = vec![b"COLLIE.MERGE".to_vec()];
-    for (key, record) in rows {
-        args.extend([key.as_bytes().to_vec(), record.clone()]);
+    for (key, (header, payload)) in rows {
+        args.extend([key.as_bytes().to_vec(), header.clone(), payload.clone()]);
     }
     client.send(&command(&args));
     reply(client)
@@ -218,7 +221,7 @@ fn an_expiry_comes_with_its_value_and_its_index_entry() {
 fn watched_keys_change_where_a_row_is_taken() {
     let node = stamping(1);
     let (mut one, mut other) = (node.client(), node.client());
-    let mut run = |record: Option<Vec<u8>>| {
+    let mut run = |record: Option<Sent>| {
         for line in ["WATCH {t}key", "MULTI"] {
             assert_eq!(one.line(line), "+OK\r\n");
         }
@@ -246,17 +249,20 @@ fn what_is_refused_changes_nothing() {
             b"\x02k".to_vec(),
             "format version 2, this server takes version 1: use a newer server",
         ),
-        (good[..17].to_vec(), "17 bytes, expected 18 or more"),
+        (good.0[..17].to_vec(), "17 bytes, expected 18 or more"),
         (
             b"\x01z".to_vec(),
             "'z', expected 'k' for a value or 'd' for a removed key",
         ),
     ] {
-        let refused = merge(&mut client, &[("{t}a", good.clone()), ("{t}b", bad)]);
-        let expected = format!("-ERR argument 4 is no record that COLLIE.MERGE takes: it has {expected}\r\n");
+        let refused = merge(
+            &mut client,
+            &[("{t}a", good.clone()), ("{t}b", (bad, Vec::new()))],
+        );
+        let expected = format!("-ERR argument 5 is no header that COLLIE.MERGE takes: it has {expected}\r\n");
         assert_eq!(refused, expected);
     }
-    let refused = client.line("COLLIE.MERGE {t}a x {t}b");
+    let refused = client.line("COLLIE.MERGE {t}a x y {t}b");
     assert!(
         refused.starts_with("-ERR wrong number of arguments for 'collie.merge'"),
         "{refused}"
@@ -302,7 +308,8 @@ fn a_large_row_goes_from_one_cluster_to_another() {
     let send = |of: &Node, to: &mut Client| {
         let rows = of.fake.of(KEY).rows(slot_of(KEY.as_bytes()), b"");
         let (row, stored) = rows.iter().find(|(row, _)| row[0] != b'x').unwrap();
-        merge(to, &[(KEY, record(row, stored, OTHER).unwrap().1)])
+        let record = record(row, stored, OTHER).unwrap();
+        merge(to, &[(KEY, (record.header, record.payload.to_vec()))])
     };
     assert_eq!(send(&source, &mut to), ":1\r\n");
     assert_eq!(send(&source, &mut to), ":0\r\n");

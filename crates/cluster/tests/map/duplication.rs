@@ -134,6 +134,12 @@ fn set(sites: &[Site], key: &[u8], payload: Option<&[u8]>) {
 }
 
 fn try_set(site: &Site, key: &[u8], payload: Option<&[u8]>) -> Option<Settled> {
+    let value = payload.map(|payload| [&[1, 0], payload].concat());
+    set_row(site, key, value.as_deref())
+}
+
+/// The same of a value as it is stored.
+fn set_row(site: &Site, key: &[u8], value: Option<&[u8]>) -> Option<Settled> {
     let slot = slot_of(key);
     let [row, _] = rows_of(key);
     let (partition, handle) = site.with(|node, runtime| {
@@ -147,9 +153,8 @@ fn try_set(site: &Site, key: &[u8], payload: Option<&[u8]>) -> Option<Settled> {
     let _inside = handle.enter();
     let mut command = partition.begin(slot, &[&row], Duration::from_secs(1)).ok()?;
     let before = command.get(&row).ok()?.is_some();
-    let value = payload.map(|payload| [&[1, 0], payload].concat());
     let keys = i64::from(value.is_some()) - i64::from(before);
-    let value = value.map(|value| value.as_slice().into());
+    let value = value.map(Into::into);
     let settling = command.finish(vec![(row, value)], keys).ok()?;
     Some(handle.block_on(settling))
 }
@@ -256,6 +261,28 @@ fn a_target_that_is_away_keeps_no_log_for_good() {
 }
 
 #[test]
+fn what_the_target_wrote_itself_is_not_sent_back() {
+    let (sites, other) = clusters(1, 1, 1);
+    ask(&sites[0], duplicate()).unwrap();
+    set(&sites, b"own", Some(b"1"));
+    until_has(&sites, &other, &[(b"own".to_vec(), b"1".to_vec())].into());
+    // As COLLIE.MERGE stores it: with a stamp, which has the other cluster's origin.
+    let (time, origin) = (u64::to_le_bytes(1 << 50), &other.id[..8]);
+    let value = [&[1, 0x40][..], &time, origin, b"2"].concat();
+    until(&sites, "a write", || {
+        (set_row(&sites[0], b"theirs", Some(&value)) == Some(Settled::Holds)).then_some(())
+    });
+    set(&sites, b"next", Some(b"3"));
+    let both = [
+        (b"own".to_vec(), b"1".to_vec()),
+        (b"next".to_vec(), b"3".to_vec()),
+    ];
+    until_has(&sites, &other, &both.into());
+    let came = other.came.load(Ordering::SeqCst);
+    assert_eq!(came, 2, "not that of the other cluster, and each once");
+}
+
+#[test]
 fn what_is_split_meanwhile_reaches_the_target() {
     let (sites, other) = clusters(1, 1, 1);
     let mut model = BTreeMap::new();
@@ -350,7 +377,9 @@ fn duplications_that_cannot_be_are_refused() {
     refused(NodeRequest::EndDuplication("third".to_owned()), "but to second");
     // Other addresses of the same are taken.
     ask(&sites[0], add("second", &[NODES[1]])).unwrap();
-    assert_eq!(info(&sites[0]).addresses, [NODES[1]]);
+    until(&sites, "the other address", || {
+        (info(&sites[0]).addresses == [NODES[1]]).then_some(())
+    });
     set(&sites, b"one", Some(b"1"));
     until_has(&sites, &other, &[(b"one".to_vec(), b"1".to_vec())].into());
 }

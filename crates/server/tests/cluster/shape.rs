@@ -335,6 +335,57 @@ fn nodes_are_listed_and_what_is_asked_of_them_is_handed_on() {
 }
 
 #[test]
+fn the_clusters_that_get_the_rows_are_asked_for_and_listed() {
+    let node = node(1);
+    let mut client = node.client();
+    for line in [
+        "COLLIE.DUPLICATE ADD second a.host:7001 192.0.2.1:7002",
+        "collie.duplicate end second",
+    ] {
+        assert_eq!(client.line(line), "+OK\r\n", "{line}");
+    }
+    let id = "00112233445566778899aabbccddeeff";
+    let own = client.line(&format!("COLLIE.DUPLICATE RECEIVE {id}"));
+    assert_eq!(own, format!("$32\r\n{}\r\n", "ab".repeat(16)));
+    let asked = node.fake.node_requests.lock().unwrap().clone();
+    let [
+        NodeRequest::Duplicate { name, addresses },
+        end,
+        NodeRequest::Receive(from),
+    ] = &asked[..]
+    else {
+        panic!("{asked:?}");
+    };
+    assert_eq!((name.as_str(), addresses.len()), ("second", 2));
+    assert_eq!(*end, NodeRequest::EndDuplication("second".to_owned()));
+    assert_eq!((from[0], from[15]), (0, 0xff));
+    let listed = client.line("COLLIE.DUPLICATE LIST");
+    for (name, value) in [
+        ("name", "$6\r\nsecond"),
+        ("addresses", "$28\r\na.host:7001,192.0.2.1:7002"),
+        ("partitions", ":9"),
+        ("waiting", ":1"),
+        ("copying", ":2"),
+        ("following", ":3"),
+        ("lag_entries", ":4"),
+        ("rows", ":5"),
+        ("problem", "$23\r\npartition 7: it is away"),
+        ("problem_s", ":6"),
+    ] {
+        let field = format!("${}\r\n{name}\r\n{value}\r\n", name.len());
+        assert!(listed.contains(&field), "{name}: {listed}");
+    }
+    for (line, refusal) in [
+        ("COLLIE.DUPLICATE RECEIVE 00", "-ERR the id of a cluster has 32"),
+        ("COLLIE.DUPLICATE ADD second", "-ERR wrong number of arguments"),
+        ("COLLIE.DUPLICATE STOP x", "-ERR unknown subcommand 'STOP'"),
+    ] {
+        let refused = client.line(line);
+        assert!(refused.starts_with(refusal), "{line}: {refused}");
+    }
+}
+
+#[test]
 fn partitions_are_listed_with_their_slots_and_nodes() {
     let node = node(2);
     let mut client = node.client();

@@ -24,7 +24,7 @@ use crate::data::stamp::{BadTombstone, TOMBSTONE, Tombstone, tombstone_key};
 use crate::data::value::{self, BadValue, DATA};
 
 pub(crate) use record::{Content, Incoming};
-pub use record::{Outgoing, record};
+pub use record::{SentRow, record};
 
 /// A row that this version of the server cannot read. Its text says what is wrong and what to do.
 #[derive(Debug, Error)]

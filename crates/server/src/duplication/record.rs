@@ -25,7 +25,7 @@ const TIME_MAX: u64 = u64::MAX >> 1;
 
 /// What `COLLIE.MERGE` takes for a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outgoing<'s> {
+pub struct SentRow<'s> {
     /// The stamp that is in it.
     pub stamp: Stamp,
     /// The first argument behind the key.
@@ -38,7 +38,7 @@ pub struct Outgoing<'s> {
 ///
 /// # Errors
 /// [`BadRow`], also of a row that is neither that of a value nor a tombstone.
-pub fn record<'s>(row: &[u8], stored: &'s [u8], own_origin: u64) -> Result<Outgoing<'s>, BadRow> {
+pub fn record<'s>(row: &[u8], stored: &'s [u8], own_origin: u64) -> Result<SentRow<'s>, BadRow> {
     let stamp = stamp_of(row, stored, own_origin)?;
     let content = match row.first() {
         Some(&TOMBSTONE) => Content::Removed,
@@ -51,7 +51,7 @@ pub fn record<'s>(row: &[u8], stored: &'s [u8], own_origin: u64) -> Result<Outgo
         }
     };
     let (header, payload) = Incoming { stamp, content }.encode();
-    Ok(Outgoing {
+    Ok(SentRow {
         stamp,
         header,
         payload,
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(decoded, Ok(Incoming { stamp, content }));
         let stored = value::encode_stamped(Some(1_800_000_000_000), stamp, b"a value");
         let (header, payload) = (bytes, &b"a value"[..]);
-        let expected = Outgoing {
+        let expected = SentRow {
             stamp,
             header,
             payload,
@@ -219,7 +219,7 @@ mod tests {
     fn a_row_without_a_stamp_is_of_its_own_cluster() {
         let mut stored = Vec::new();
         value::encode(&mut stored, Some(7), value::Row::Inline(b"v"));
-        let Outgoing {
+        let SentRow {
             stamp,
             header,
             payload,

@@ -9,6 +9,11 @@ pub type Nanos = u64;
 pub trait Clock: fmt::Debug + Send + Sync {
     /// Nanoseconds since an arbitrary start; never goes back.
     fn monotonic(&self) -> Nanos;
+    /// The same, counting on while the machine is suspended, which [`monotonic`](Self::monotonic) does not on Linux. A
+    /// clock of a test, whose machine never is, needs no other.
+    fn boot(&self) -> Nanos {
+        self.monotonic()
+    }
     /// Milliseconds since the Unix epoch; may be stepped by an administrator.
     fn wall_ms(&self) -> u64;
     /// Microseconds since the Unix epoch. A clock that counts no finer than milliseconds returns
@@ -22,10 +27,18 @@ pub trait Clock: fmt::Debug + Send + Sync {
 #[derive(Debug, Default, Clone, Copy)]
 pub struct RealClock;
 
+fn nanos(clock: rustix::time::ClockId) -> Nanos {
+    let t = rustix::time::clock_gettime(clock);
+    t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
+}
+
 impl Clock for RealClock {
     fn monotonic(&self) -> Nanos {
-        let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
+        nanos(rustix::time::ClockId::Monotonic)
+    }
+
+    fn boot(&self) -> Nanos {
+        nanos(rustix::time::ClockId::Boottime)
     }
 
     fn wall_ms(&self) -> u64 {

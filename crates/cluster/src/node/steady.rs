@@ -120,6 +120,10 @@ impl Clock for LeadingClock {
         self.0.monotonic()
     }
 
+    fn boot(&self) -> Nanos {
+        self.0.boot()
+    }
+
     fn wall_ms(&self) -> u64 {
         self.wall_us() / 1000
     }
@@ -167,6 +171,10 @@ impl Time {
 impl Clock for SteadyClock {
     fn monotonic(&self) -> Nanos {
         self.machine.monotonic()
+    }
+
+    fn boot(&self) -> Nanos {
+        self.machine.boot()
     }
 
     fn wall_ms(&self) -> u64 {
@@ -224,6 +232,11 @@ mod tests {
             self.monotonic_ms.fetch_add(stop_ms, Ordering::SeqCst) * 1_000_000
         }
 
+        /// It was suspended for a second.
+        fn boot(&self) -> Nanos {
+            self.monotonic() + 1_000_000_000
+        }
+
         fn wall_ms(&self) -> u64 {
             self.wall_ms.load(Ordering::SeqCst)
         }
@@ -241,6 +254,13 @@ mod tests {
         fn set(&self, ms: u64) {
             self.wall_ms.store(ms, Ordering::SeqCst);
         }
+    }
+
+    #[test]
+    fn the_time_of_leases_goes_on_while_the_machine_is_suspended() {
+        let (machine, steady) = clock();
+        assert_eq!(steady.boot(), machine.boot());
+        assert_eq!(LeadingClock(Arc::new(steady)).boot(), machine.boot());
     }
 
     fn clock() -> (Arc<Machine>, SteadyClock) {

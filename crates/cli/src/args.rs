@@ -21,7 +21,7 @@ pub(crate) use cluster::{
 };
 pub(crate) use front::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 pub(crate) use log::LogCommand;
-pub(crate) use node::{LOG_LIMIT_LEAST, LogLayout, NodeArgs, REPLACE_AFTER_LEAST};
+pub(crate) use node::{LOG_LIMIT_LEAST, LogLayout, NodeArgs, REPLACE_AFTER_LEAST, ReadsBy};
 pub(crate) use rings::RingsArgs;
 pub(crate) use serve::{ServeArgs, ServingArgs};
 pub(crate) use tls::{AuthClients, TlsArgs};

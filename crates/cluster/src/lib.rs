@@ -68,6 +68,7 @@ pub use duplication::{TargetConnection, TargetNetwork, TargetReply};
 pub use identity::{Asked, IdentityError, MARK, NodeIdentity, is_node};
 pub use layouts::{Layout, Layouts};
 pub use node::{Begin, ClusterError, ClusterNode, ClusterOptions, LEVEL_OF_LAYOUTS, NodeError};
+pub use raft::LEVEL_OF_LEASES;
 pub use raftlog::{NodeLogOptions, NodeStoreOptions};
 pub use transport::{Network, PlainTcp, TLS_NAME, TlsContents, TlsError, TlsFiles, TlsTcp, Validity};
 

@@ -196,6 +196,8 @@ pub struct Topology {
     pub own: u64,
     /// Its logs.
     pub logs: LogsInfo,
+    /// How its leaders make sure that reads are of the newest state.
+    pub reads: Reads,
     /// The nodes, in the order of their numbers.
     pub nodes: Vec<NodeInfo>,
     /// The partitions, in the order of their slots. Slots may be missing.
@@ -305,6 +307,27 @@ impl LogLayout {
             Self::Shared => "shared",
             Self::PerDisk => "per-disk",
             Self::Private => "private",
+        }
+    }
+}
+
+/// How a leader makes sure that a read is of the newest state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Reads {
+    /// It asks a majority, once for all reads that wait.
+    #[default]
+    Index,
+    /// It counts on its lease; where it has none, it asks.
+    Lease,
+}
+
+impl Reads {
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Index => "index",
+            Self::Lease => "lease",
         }
     }
 }

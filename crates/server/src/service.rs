@@ -127,6 +127,7 @@ mod tests {
                 layout: crate::cluster::LogLayout::PerDisk,
                 to_move: 0,
             },
+            reads: crate::cluster::Reads::Index,
             nodes: (1..=3).map(node).collect(),
             partitions: (0..).zip(partitions).map(partition).collect(),
         }

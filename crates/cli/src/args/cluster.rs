@@ -7,7 +7,7 @@ use clap::Subcommand;
 
 use super::address::address;
 use super::ca::CaCommand;
-use super::node::{LogLayout, log_limit};
+use super::node::{LogLayout, ReadsBy, log_limit};
 
 /// A cluster on this machine, to try, and the state of any.
 #[derive(Debug, Subcommand)]
@@ -173,6 +173,9 @@ pub(crate) struct UpArgs {
     /// How long the log of each node that is started now may become: see `collie node --log-limit`.
     #[arg(long, value_name = "BYTES", value_parser = log_limit)]
     pub(crate) log_limit: Option<i64>,
+    /// How leaders on the nodes that are started now make sure of reads: see `collie node --reads`.
+    #[arg(long, value_enum)]
+    pub(crate) reads: Option<ReadsBy>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -67,6 +67,11 @@ pub(crate) struct NodeArgs {
     /// Another one than the last time has all logs moved; the same one keeps what `collie cluster layout` said.
     #[arg(long, value_enum)]
     pub(crate) layout: Option<LogLayout>,
+    /// How leaders on this node make sure that reads are of the newest state: they ask a majority (the default), or count
+    /// on a lease that a majority has given them, without a round trip. Then a read may be old where a machine's clock
+    /// runs more than a tenth slower than others, or stands while the machine does.
+    #[arg(long, value_enum)]
+    pub(crate) reads: Option<ReadsBy>,
     /// How long the log of each data disk may become, as in 512mb or 10gb; at least 64mb. With the layout
     /// `private`, all logs of a disk together, and each has at least 32mb. Default: an eighth of the disk,
     /// from 64mb to 2gb.
@@ -132,6 +137,25 @@ pub(crate) enum LogLayout {
     Shared,
     /// One for each partition.
     Private,
+}
+
+/// How reads are made sure of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ReadsBy {
+    /// A majority is asked, once for all reads that wait.
+    Index,
+    /// A lease; where there is none, as by `index`.
+    Lease,
+}
+
+impl From<ReadsBy> for collie_server::cluster::Reads {
+    fn from(reads: ReadsBy) -> Self {
+        match reads {
+            ReadsBy::Index => Self::Index,
+            ReadsBy::Lease => Self::Lease,
+        }
+    }
 }
 
 impl From<LogLayout> for collie_server::cluster::LogLayout {

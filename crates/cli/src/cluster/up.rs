@@ -40,6 +40,10 @@ pub(super) fn up(args: &UpArgs) -> anyhow::Result<Outcome> {
             if let Some(limit) = args.log_limit {
                 start_args.extend(["--log-limit".into(), limit.to_string().into()]);
             }
+            if let Some(reads) = args.reads {
+                let reads = collie_server::cluster::Reads::from(reads).name();
+                start_args.extend(["--reads", reads].map(OsString::from));
+            }
             node.start(&start_args)
         });
         match process {

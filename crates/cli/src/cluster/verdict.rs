@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use collie_cluster::LEVEL_OF_LAYOUTS;
+use collie_cluster::{LEVEL_OF_LAYOUTS, LEVEL_OF_LEASES};
 use collie_server::cluster::SLOTS;
 use serde::{Serialize, Serializer};
 
@@ -65,6 +65,8 @@ pub(super) struct Node {
     pub(super) problems: Vec<String>,
     /// How many of its replicas have logs elsewhere than its layout has them.
     pub(super) logs_to_move: Option<u64>,
+    /// Whether its leaders are to count on leases where they are read.
+    pub(super) leases: Option<bool>,
 }
 
 /// The cluster.
@@ -122,6 +124,19 @@ impl Verdict {
         to_move.map(line).collect()
     }
 
+    /// The nodes whose leaders answer reads by leases, or will, if there are any.
+    pub(super) fn leases(&self) -> Option<String> {
+        let nodes = self.nodes.iter().filter(|node| node.leases == Some(true));
+        let nodes: Vec<_> = nodes.map(|node| node.address.as_str()).collect();
+        let yet = match self.level < u64::from(LEVEL_OF_LEASES) {
+            true => format!(
+                " from feature level {LEVEL_OF_LEASES} on: `collie cluster finalize` once all nodes run this version to stay"
+            ),
+            false => String::new(),
+        };
+        (!nodes.is_empty()).then(|| format!("reads by leases on {}{yet}", nodes.join(", ")))
+    }
+
     /// By the views of all nodes that answered, and why others did not.
     pub(super) fn of(asked: &BTreeMap<String, Result<View, String>>) -> Self {
         let views: Vec<&View> = asked.values().filter_map(|asked| asked.as_ref().ok()).collect();
@@ -150,6 +165,7 @@ impl Verdict {
                 keys: view.and_then(|view| view.keys),
                 problems: view.map(|view| view.info.problems()).unwrap_or_default(),
                 logs_to_move: view.map(|view| view.info.number("collie_logs_to_move")),
+                leases: view.map(|view| view.info.has_leases()),
             });
         }
         let served = by_slot.iter().filter(|is_served| **is_served).count() as u64;
@@ -220,14 +236,37 @@ mod tests {
 
     const ALL: [bool; 3] = [true; 3];
 
+    /// What a node says that hears all and leads all.
+    fn says(lines: &[(&str, &str)]) -> Result<View, String> {
+        let mut view = view(ALL, &[(0, 16_383)])?;
+        let lines = lines
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        view.info = Info::of(lines);
+        Ok(view)
+    }
+
+    #[test]
+    fn nodes_that_read_by_leases_are_named_and_what_they_wait_for() {
+        let at = |level, reads| says(&[("collie_level", level), ("collie_reads", reads)]);
+        let all = |level| verdict([at(level, "lease"), at(level, "index"), at(level, "lease")]);
+        assert_eq!(all("5").leases().as_deref(), Some("reads by leases on 1, 3"));
+        let waits = all("4").leases().unwrap();
+        assert!(
+            waits.contains("from feature level 5 on: `collie cluster finalize`"),
+            "{waits}"
+        );
+        assert_eq!(verdict([at("5", "index"), silent(), silent()]).leases(), None);
+    }
+
     /// An upgrade of which the first node has got another layout too. Node by node goes on where all is well.
     #[test]
     fn logs_that_wait_for_a_level_are_said_to_and_no_problem() {
         let at_level = |level: u64, to_move: u64| {
-            let lines = [("collie_level", level), ("collie_logs_to_move", to_move)];
-            let mut view = view(ALL, &[(0, 16_383)]).unwrap();
-            view.info = Info::of(lines.map(|(name, value)| (name.to_owned(), value.to_string())));
-            Ok(view)
+            says(&[
+                ("collie_level", &level.to_string()),
+                ("collie_logs_to_move", &to_move.to_string()),
+            ])
         };
         let waits = verdict([at_level(2, 5), at_level(2, 0), at_level(2, 0)]);
         assert_eq!(waits.state, Health::Well);

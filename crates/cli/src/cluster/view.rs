@@ -27,6 +27,11 @@ impl Info {
         (1..).map_while(problem).collect()
     }
 
+    /// Whether leaders on the node are to count on leases.
+    pub(super) fn has_leases(&self) -> bool {
+        self.0.get("collie_reads").is_some_and(|reads| reads == "lease")
+    }
+
     /// A number; 0 where it is not there.
     pub(super) fn number(&self, name: &str) -> u64 {
         self.0.get(name).and_then(|text| text.parse().ok()).unwrap_or(0)

@@ -228,6 +228,7 @@ fn options(start: &Start) -> anyhow::Result<ClusterOptions> {
     options.listen = places.peer;
     options.replace_after = Duration::from_secs(settings.replace_after.0.unsigned_abs());
     options.transfer_rate = settings.transfer_rate.0.unsigned_abs();
+    options.reads = settings.reads.into();
     options.zone = settings.zone.clone().unwrap_or_default();
     options.targets = Some(Arc::new(Targets(settings.duplicate_access()?)));
     options.client_host.clone_from(&places.client_host);

@@ -227,6 +227,7 @@ fn node_options(
         clock: Arc::clone(&peers.clock),
         peers,
         machine: options.machine.clone(),
+        reads: options.reads,
         times: options.times.clone(),
         limits: options.limits.clone(),
         transfer_rate: options.transfer_rate,
@@ -287,6 +288,7 @@ impl Cluster for Routes {
                 newest_level: *inner.options.spoken.end(),
                 own,
                 logs,
+                reads: inner.options.reads,
                 nodes: Vec::new(),
                 partitions: Vec::new(),
             });
@@ -331,6 +333,7 @@ impl Cluster for Routes {
             newest_level: *inner.options.spoken.end(),
             own,
             logs,
+            reads: inner.options.reads,
             nodes: nodes.collect(),
             partitions,
         })

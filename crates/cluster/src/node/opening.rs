@@ -54,6 +54,7 @@ impl Opening {
             peers: Arc::clone(&self.peers),
             clock: Arc::clone(&self.options.clock),
             beat: self.peers.beat(),
+            reads: self.options.reads,
             times: self.options.times.clone(),
             limits: self.options.limits.clone(),
             changes: self.changes.clone(),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use collie_io::{Clock, RealClock};
+use collie_server::cluster::Reads;
 
 use crate::duplication::TargetNetwork;
 use crate::ids::ReplicaId;
@@ -37,6 +38,8 @@ pub struct NodeOptions {
     pub clock: Arc<dyn Clock>,
     /// How each state machine is opened.
     pub machine: MachineOptions,
+    /// How its leaders make sure that reads are of the newest state.
+    pub reads: Reads,
     /// How long anything of a group may take.
     pub times: GroupTimes,
     /// How much there may be of anything of a group.
@@ -100,6 +103,8 @@ pub struct ClusterOptions {
     pub spoken: RangeInclusive<u32>,
     /// The clock of the machine. The node follows it as long as it does not jump.
     pub clock: Arc<dyn Clock>,
+    /// How its leaders make sure that reads are of the newest state.
+    pub reads: Reads,
     /// How long anything of a group may take.
     pub times: GroupTimes,
     /// How much there may be of anything of a group.
@@ -139,6 +144,7 @@ impl ClusterOptions {
             zone: String::new(),
             spoken: 1..=LEVEL,
             clock: Arc::new(RealClock),
+            reads: Reads::default(),
             times: GroupTimes::default(),
             limits: GroupLimits::default(),
             peer_times: Times::default(),

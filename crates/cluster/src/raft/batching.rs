@@ -129,11 +129,13 @@ mod tests {
     use crate::ids::LeaderId;
     use crate::proposals::Outcome;
     use crate::raft::commands::{Row, RowChanges, StoredValue};
+    use crate::raft::leases::Leases;
     use crate::replica_store::effects::{Effect, decode};
     use tokio::sync::{mpsc, watch};
 
     fn leader() -> Arc<Commands> {
-        let commands = Commands::new(7, 100, mpsc::unbounded_channel().0, watch::Sender::new(0));
+        let (readers, _) = mpsc::unbounded_channel();
+        let commands = Commands::new(7, 100, readers, watch::Sender::new(0), Leases::never());
         commands.leading.lead(LeaderId { term: 1, replica: 7 }, None);
         Arc::new(commands)
     }

@@ -2,6 +2,7 @@
 //! here is openraft's.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use crate::proposals::{
     Answer, Attempt, Decision, Effects, Evaluated, Header, Leading, NotSubmitted, Outcome, PendingReply,
     Recorded, Skip, Standing, Ticket, Todo,
 };
+use crate::raft::leases::Leases;
 use crate::raftlog::Reserved;
 use crate::replica_store::effects::{Effect, EffectsBuf, decode};
 use crate::replica_store::{ApplyOutcome, FieldError, data_key};
@@ -72,6 +74,7 @@ pub(super) struct Commands {
     begun: Instant,
     /// Nothing could be committed when time was to be raised: it stands still.
     time_stands: AtomicBool,
+    leases: Arc<Leases>,
 }
 
 /// What goes with an entry from its submission on.
@@ -118,6 +121,7 @@ impl Commands {
         pending: usize,
         readers: mpsc::UnboundedSender<Reader>,
         changes: watch::Sender<u64>,
+        leases: Arc<Leases>,
     ) -> Self {
         Self {
             replica,
@@ -136,6 +140,7 @@ impl Commands {
             apply_waits: AtomicBool::new(false),
             begun: Instant::now(),
             time_stands: AtomicBool::new(false),
+            leases,
         }
     }
 
@@ -204,8 +209,16 @@ impl Commands {
         Ok(Submitted { evaluated, outcome })
     }
 
-    /// Who leads, confirmed after this is called; everything that was committed by then is applied.
+    /// Who leads, confirmed after this is called; what was acknowledged by then is applied, and so is a split that was
+    /// committed.
     pub(super) async fn confirm(&self) -> Option<LeaderId> {
+        // What this leader has acknowledged was applied here before, and nobody else has acknowledged anything. A split
+        // that it has submitted ends the run until it is decided: others may apply it sooner.
+        if let Standing::Open(run) = self.leading.standing()
+            && self.leases.holds(run.leader)
+        {
+            return Some(run.leader);
+        }
         let (sender, receiver) = oneshot::channel();
         self.readers.send(sender).ok()?;
         receiver.await.ok().flatten()

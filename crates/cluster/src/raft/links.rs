@@ -8,6 +8,7 @@ use openraft::errors::{NetworkError, RPCError, Unreachable};
 
 use crate::ids::{GroupId, ReplicaId};
 use crate::raft::followers::Followers;
+use crate::raft::leases::Leases;
 use crate::raft::options::GroupTimes;
 use crate::raft::transfers::{TransferTurn, Transfers};
 use crate::raft::types::Groups;
@@ -27,6 +28,7 @@ pub(super) struct ReplicaLinks {
     pub(super) replica: ReplicaId,
     pub(super) times: GroupTimes,
     pub(super) followers: Arc<Followers>,
+    pub(super) leases: Arc<Leases>,
     /// Numbers of the snapshots that were offered.
     pub(super) snapshots: Arc<AtomicU64>,
     pub(super) transfers: Arc<Transfers>,

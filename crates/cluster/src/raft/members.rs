@@ -142,14 +142,14 @@ impl Replica {
     }
 
     /// Asks the other replicas whether they would vote for this one, and stands for election if a
-    /// majority would. While a leader may have been heard lately, or where it does not
+    /// majority would. While a leader may have been heard lately, before it was opened too, or where it does not
     /// [stand](Self::set_stands), it does nothing.
     ///
     /// # Errors
     /// Raft's.
     pub async fn elect(&self) -> Result<(), ReplicaError> {
         let running = self.running()?;
-        if !self.stands() {
+        if !self.stands() || running.promises.is_silent() {
             return Ok(());
         }
         if let Err(full) = self.options.log.check_vote() {

@@ -12,6 +12,7 @@
 //! 7. A leader hearing no majority for 1.5 s counts as none.
 //! 8. A node 500 ms off most clocks leads nothing.
 //! 9. A parked follower counts on its leader's node and on that node's word.
+//! 10. A replica that is opened votes for nobody for one lease; see `leases` for what leases need.
 
 mod batching;
 mod beside;
@@ -21,6 +22,7 @@ mod elections;
 mod error;
 mod followers;
 mod full_device;
+mod leases;
 mod links;
 mod log_store;
 mod machine;
@@ -39,6 +41,7 @@ mod tasks;
 mod ticks;
 mod transfers;
 mod types;
+mod votes;
 mod waking;
 
 pub use beside::{Claim, Claims, SplitHost};
@@ -47,6 +50,7 @@ pub use commands::{Row, Value};
 pub use elections::ElectionCause;
 pub use error::{CommandError, ReplicaError};
 pub use followers::FullDisks;
+pub use leases::LEVEL_OF_LEASES;
 pub use machine::{SnapshotBuilder, SnapshotData, open_machine};
 pub use members::AppliedRows;
 pub use options::{GroupLimits, GroupTimes, ReplicaOptions};

@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use collie_io::Nanos;
 use futures_util::{Stream, StreamExt};
 use openraft::base::{BoxFuture, BoxStream};
 use openraft::errors::{NetworkError, ReplicationClosed, StreamingError};
@@ -40,6 +41,8 @@ struct Sent {
     answer: PendingResponse,
     /// As whose leadership.
     leader: LeaderId,
+    /// A moment before that: a lease counts from then.
+    at: Nanos,
     /// Whether it has entries.
     has_entries: bool,
     /// Whether its entries only remove; not looked at while no disk is known to be full.
@@ -66,6 +69,12 @@ impl RaftNetworkFactory<Groups> for ReplicaLinks {
 
 impl ReplicaLink {
     async fn send_append(&self, rpc: AppendEntriesRequest<Groups>) -> Result<Sent, Failed> {
+        let at = self.links.leases.now();
+        let entries = rpc
+            .entries
+            .iter()
+            .map(|entry| (entry.log_id.index, &entry.payload));
+        self.links.leases.sends(from_vote(&rpc.vote).leader, entries);
         let append = from_append(&rpc).map_err(|error| NetworkError::new(&error))?;
         let whole = append.entries.len() == rpc.entries.len();
         let last = append.entries.last().map(|entry| to_log_id(entry.id));
@@ -76,6 +85,7 @@ impl ReplicaLink {
         let call = self.to_call(Request::Append(append), self.links.times.append);
         Ok(Sent {
             leader,
+            at,
             has_entries,
             removes,
             answer: self
@@ -101,6 +111,9 @@ impl ReplicaLink {
             Response::Appended(appended) => appended,
             other => return Err(self.unexpected(&other)),
         };
+        if !matches!(answered, Appended::HigherVote(_)) {
+            self.links.leases.followed(leader, self.target, sent.at);
+        }
         let has = |last: Option<LogIdOf<Groups>>| {
             if let Some(last) = &last {
                 followers.has(leader, self.target, last.index);
@@ -241,10 +254,9 @@ impl RaftNetworkV2<Groups> for ReplicaLink {
         rpc: TransferLeaderRequest<Groups>,
         option: RPCOption,
     ) -> Result<TransferLeaderResponse<Groups>, Failed> {
-        match self
-            .call(Request::Transfer(from_transfer(&rpc)), option.soft_ttl())
-            .await?
-        {
+        let transfer = from_transfer(&rpc);
+        self.links.leases.end(transfer.vote.leader);
+        match self.call(Request::Transfer(transfer), option.soft_ttl()).await? {
             // Whether it becomes leader shows in an election.
             Response::Transferred => Ok(Ok(())),
             other => Err(self.unexpected(&other)),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use collie_io::Clock;
+use collie_server::cluster::Reads;
 use openraft::{Config, SnapshotPolicy};
 use tokio::sync::{Semaphore, watch};
 
@@ -22,7 +23,8 @@ pub struct GroupTimes {
     /// From one heartbeat of a leader to the next. Default 500 ms.
     pub heartbeat: Duration,
     /// A follower that has not heard a leader for [`election_max`](Self::election_max), and then for so
-    /// long, at least, asks for votes. Default 1 s.
+    /// long, at least, asks for votes. A replica that is opened votes for nobody for so long, and a leader's lease is
+    /// nine tenths of it. Default 1 s.
     pub election_min: Duration,
     /// And for so long at most. A replica votes for no other while it may have heard a leader within
     /// this time: so long, at least, a group is without a leader when its leader dies. Default 1.5 s.
@@ -111,6 +113,8 @@ pub struct ReplicaOptions {
     pub clock: Arc<dyn Clock>,
     /// Of the node: when its leaders send their heartbeats.
     pub beat: Beat,
+    /// How it makes sure, where it leads, that reads are of the newest state.
+    pub reads: Reads,
     /// How long anything may take.
     pub times: GroupTimes,
     /// How much there may be.

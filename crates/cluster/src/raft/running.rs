@@ -7,8 +7,9 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use collie_db::Family;
+use collie_server::cluster::Reads;
 use openraft::async_runtime::watch::WatchReceiver;
-use openraft::{Instant as _, LogIdOptionExt, RaftMetrics};
+use openraft::{Instant as _, LogIdOptionExt};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
@@ -16,31 +17,27 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::beat::Beat;
 use crate::blocking::blocking;
-use crate::ids::{ReplicaId, Vote};
 use crate::proposals::{Attempt, Stale};
 use crate::raft::batching::BESIDE_EFFECTS;
 use crate::raft::commands::{Commands, RowChanges, count as changed};
-use crate::raft::elections::{ElectionCause, Elections, Quorum, elected};
+use crate::raft::elections::{Elections, Quorum, elected};
 use crate::raft::error::{CommandError, ReplicaError};
 use crate::raft::followers::Followers;
+use crate::raft::leases::{LEVEL_OF_LEASES, Leases, Promises};
 use crate::raft::links::ReplicaLinks;
 use crate::raft::machine::{Raft, Served, open_machine};
-use crate::raft::messages::{from_vote_response, to_transfer, to_vote_request};
 use crate::raft::options::{ReplicaOptions, config};
 use crate::raft::parking::Parking;
 use crate::raft::snapshots::{self, Receiving};
 use crate::raft::tasks;
 use crate::raft::tasks::purge;
 use crate::raft::ticks::{Heard, Ticking, tick};
-use crate::raft::types::{Groups, ReplicaState, from_leader, from_log_id};
+use crate::raft::types::{ReplicaState, from_leader, from_log_id};
 use crate::raftlog::{Holding, Purpose, Reserved};
 use crate::replica_store::Machine;
 use crate::replica_store::effects::EffectsBuf;
 use crate::transport::wire::{Append, HandOver, Refusal, Request, Response, Room, TransferLeader};
 use crate::transport::{Incoming, Reply};
-
-/// A replica that is to lead waits so long for entries that it lacks.
-const TRANSFER_WAITS: Duration = Duration::from_secs(1);
 
 /// A replica that runs.
 pub(super) struct Running {
@@ -54,9 +51,10 @@ pub(super) struct Running {
     receiving: tokio::sync::Mutex<Option<Receiving>>,
     pub(super) heard: Arc<Heard>,
     pub(super) parking: Arc<Parking>,
+    pub(super) promises: Arc<Promises>,
     beat: Beat,
-    elections: Arc<Elections>,
-    stop: watch::Sender<bool>,
+    pub(super) elections: Arc<Elections>,
+    pub(super) stop: watch::Sender<bool>,
     proposer: Mutex<JoinSet<()>>,
     tasks: Mutex<JoinSet<()>>,
 }
@@ -73,10 +71,25 @@ impl Running {
         machine_options.on_flush = Some(Arc::new(move |_| told.notify_one()));
         let log = options.log.clone();
         let (group, replica) = (log.group(), log.replica());
+        let promises = Arc::new(Promises::new(log.vote(), &options.times));
         let machine = open_machine(options.dir.clone(), log.clone(), machine_options).await?;
         let (readers, waiting_readers) = mpsc::unbounded_channel();
         let (pending, changes) = (options.limits.pending, options.changes.clone());
-        let commands = Arc::new(Commands::new(replica, pending, readers, changes));
+        let (heard, parking) = (Arc::<Heard>::default(), Arc::<Parking>::default());
+        // Commands that wait have the leases, and are not to keep the node open.
+        let (reads, peers) = (options.reads, Arc::downgrade(&options.peers));
+        let leases = Arc::new(Leases::new(
+            replica,
+            move || {
+                let level = || peers.upgrade().map_or(0, |peers| peers.level());
+                reads == Reads::Lease && level() >= LEVEL_OF_LEASES
+            },
+            &options.times,
+            Arc::clone(&options.clock),
+            Arc::clone(&parking),
+        ));
+        let commands = Commands::new(replica, pending, readers, changes, Arc::clone(&leases));
+        let commands = Arc::new(commands);
         let (anew, waiting_anew) = mpsc::unbounded_channel();
         let followers = Arc::new(Followers::new(Arc::clone(&options.full), anew));
         let links = ReplicaLinks {
@@ -85,6 +98,7 @@ impl Running {
             replica,
             times: options.times.clone(),
             followers: Arc::clone(&followers),
+            leases: Arc::clone(&leases),
             snapshots: Arc::new(AtomicU64::new(1)),
             transfers: Arc::clone(&options.transfers),
         };
@@ -105,9 +119,9 @@ impl Running {
         let raft = Raft::new(replica, Arc::new(config), links.clone(), log.clone(), served)
             .await
             .map_err(|error| raft_failed(&error))?;
+        leases.follow(raft.server_metrics());
         let (appends, waiting_appends) = mpsc::unbounded_channel();
         let stop = watch::Sender::new(false);
-        let (heard, parking) = (Arc::<Heard>::default(), Arc::<Parking>::default());
         let mut proposer = JoinSet::new();
         proposer.spawn(tasks::propose(
             raft.clone(),
@@ -125,7 +139,7 @@ impl Running {
         all.spawn(tasks::append(
             raft.clone(),
             log.clone(),
-            (Arc::clone(&heard), Arc::clone(&parking)),
+            (Arc::clone(&heard), Arc::clone(&parking), Arc::clone(&promises)),
             waiting_appends,
         ));
         let ticking = Ticking {
@@ -160,6 +174,7 @@ impl Running {
             receiving: tokio::sync::Mutex::default(),
             heard,
             parking,
+            promises,
             beat: options.beat,
             elections: Arc::clone(elections),
             stop,
@@ -319,38 +334,6 @@ impl Running {
         }
     }
 
-    /// Asks another replica to lead, if the disk of its log has room.
-    pub(super) async fn transfer_to(&self, replica: ReplicaId) -> Result<(), String> {
-        self.wake().await;
-        if !self.may_lead(replica).await {
-            return Err(format!(
-                "replica {replica} does not say that it may lead: that the disk of its log has room"
-            ));
-        }
-        let asked = self.raft.trigger().transfer_leader(replica).await;
-        asked.map_err(|error| error.to_string())
-    }
-
-    /// Has a member stand for election whatever it lacks: one with the votes of a majority lacks nothing that
-    /// is committed. Answers whether it does; whether it leads shows later.
-    pub(super) async fn give_way_to(&self, to: ReplicaId) -> Result<(), String> {
-        let leader = self.state().vote;
-        let member = self.members().all.remove(&to);
-        let member = member.ok_or_else(|| format!("replica {to} is no member"))?;
-        let vote = Vote {
-            leader,
-            committed: true,
-        };
-        let transfer = TransferLeader { vote, to, last: None };
-        let asked = self.links.ask((member.node, to), Request::Transfer(transfer));
-        match asked.await {
-            Ok(Response::Transferred) => Ok(()),
-            Ok(Response::Refusal(refusal)) => Err(format!("replica {to}: {refusal}")),
-            Ok(other) => Err(format!("replica {to} answered by {}", other.kind())),
-            Err(error) => Err(error.to_string()),
-        }
-    }
-
     /// Gives up a transfer of which nothing comes any more, on a full disk.
     pub(super) async fn give_up_transfer(&self) {
         let Ok(mut receiving) = self.receiving.try_lock() else {
@@ -360,28 +343,6 @@ impl Running {
         if late.is_some() {
             blocking(move || late.map(Receiving::give_up)).await;
         }
-    }
-
-    /// Whether a member's log has room, or had at its last word: where it has none, nothing that it proposes
-    /// could be appended.
-    async fn may_lead(&self, replica: ReplicaId) -> bool {
-        let Some(member) = self.members().all.remove(&replica) else {
-            return false;
-        };
-        let asked = self.links.ask((member.node, replica), Request::MayLead);
-        matches!(asked.await, Ok(Response::Ready))
-    }
-
-    /// Hands over to a member that can lead: one that votes and has nearly all entries.
-    async fn hand_over(&self, to: ReplicaId) -> Result<(), String> {
-        let members = self.members();
-        if !self.state().leads {
-            return Err("this replica does not lead".to_owned());
-        }
-        if !members.voters.contains(&to) || !members.has_nearly_all(to) {
-            return Err(format!("replica {to} has no vote, or lacks entries"));
-        }
-        self.transfer_to(to).await
     }
 
     /// Takes a request of another replica of the group.
@@ -420,6 +381,11 @@ impl Running {
         let failed = |error: &dyn std::fmt::Display| Response::Refusal(Refusal::failed(error.to_string()));
         let log = self.machine.log();
         match incoming.request {
+            // It follows the leader that hands over, which is to count on that no longer.
+            Request::Transfer(transfer) if transfer.to != log.replica() => self.transfer(transfer).await,
+            Request::Transfer(_) | Request::MayLead if self.promises.is_silent() => {
+                failed(&"it was opened a moment ago, and may have followed another leader")
+            }
             // A vote counts once it is on the device.
             Request::Vote(_) | Request::PreVote(_) | Request::Transfer(_) if log.check_vote().is_err() => {
                 Response::Refusal(Refusal::NoRoom)
@@ -445,13 +411,7 @@ impl Running {
                 Ok(()) => Response::Parked,
                 Err(problem) => failed(&problem),
             },
-            Request::Vote(request) => {
-                self.parking.need();
-                match self.raft.vote(to_vote_request(&request)).await {
-                    Ok(answer) => Response::Voted(from_vote_response(&answer)),
-                    Err(error) => failed(&error),
-                }
-            }
+            Request::Vote(request) => self.vote(request).await,
             // It has heard its leader, in a way, and votes for no other then.
             Request::PreVote(_) if self.parking.now().is_some_and(|parked| !parked.leads) => {
                 // The one that asks hears no leader: it is to hear it, too.
@@ -463,32 +423,8 @@ impl Running {
                 Response::Awake
             }
             Request::Wake => failed(&"it does not lead"),
-            Request::PreVote(request) => {
-                self.wake().await;
-                match self.raft.pre_vote(to_vote_request(&request)).await {
-                    Ok(answer) => Response::PreVoted(from_vote_response(&answer)),
-                    Err(error) => failed(&error),
-                }
-            }
-            Request::Transfer(transfer) => {
-                self.parking.need();
-                if transfer.to == log.replica() {
-                    self.elections.asked(ElectionCause::Transfer);
-                }
-                // It may have come before the last entries, without which the replica cannot lead.
-                let last = transfer.last.map(|last| last.index);
-                let has_all = |now: &RaftMetrics<Groups>| now.last_log_index >= last;
-                let waited = self.raft.wait(Some(TRANSFER_WAITS));
-                // An error: raft finds that out itself.
-                drop(waited.metrics(has_all, "what the leader has").await);
-                let handled = self.raft.handle_transfer_leader(to_transfer(&transfer)).await;
-                self.heard.forget();
-                match handled {
-                    Ok(Ok(())) => Response::Transferred,
-                    Ok(Err(error)) => failed(&error),
-                    Err(error) => failed(&error),
-                }
-            }
+            Request::PreVote(request) => self.pre_vote(request).await,
+            Request::Transfer(transfer) => self.transfer(transfer).await,
             Request::Offer(offer) => {
                 let mut receiving = self.receiving.lock().await;
                 snapshots::offered(&self.machine, &mut receiving, from, offer).await

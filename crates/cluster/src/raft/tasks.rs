@@ -23,6 +23,7 @@ use crate::raft::batching::Batches;
 use crate::raft::body::removes_only;
 use crate::raft::commands::{Commands, Reader, Waiter};
 use crate::raft::followers::{Anew, Followers};
+use crate::raft::leases::Promises;
 use crate::raft::links::ReplicaLinks;
 use crate::raft::machine::Raft;
 use crate::raft::messages::{from_appended, to_append};
@@ -160,12 +161,13 @@ pub(super) async fn confirm_reads(
 pub(super) async fn append(
     raft: Raft,
     log: ReplicaLog,
-    (heard, parking): (Arc<Heard>, Arc<Parking>),
+    (heard, parking, promises): (Arc<Heard>, Arc<Parking>, Arc<Promises>),
     mut appends: mpsc::UnboundedReceiver<(Append, Reply)>,
 ) {
     let appends = stream::poll_fn(move |context| appends.poll_recv(context));
+    let turns = Arc::clone(&promises);
     let admitted = appends.then(move |(append, reply)| {
-        let log = log.clone();
+        let (log, turns) = (log.clone(), Arc::clone(&turns));
         async move {
             let mut room = reserve(&log, append.entries.iter()).await;
             if room.as_ref().is_err_and(StoreError::is_no_room) {
@@ -174,11 +176,13 @@ pub(super) async fn append(
                 let is_new = |entry: &&LogEntry| !log.had(entry.id);
                 room = reserve(&log, append.entries.iter().filter(is_new)).await;
             }
-            (append, reply, room)
+            // Here, where one comes after the other, they keep their order.
+            (append, reply, room, turns.append().await)
         }
     });
-    let answered = admitted.map(|(append, reply, room)| {
-        let (raft, heard, parking) = (raft.clone(), Arc::clone(&heard), Arc::clone(&parking));
+    let answered = admitted.map(|(append, reply, room, turn)| {
+        let (raft, heard) = (raft.clone(), Arc::clone(&heard));
+        let (parking, promises) = (Arc::clone(&parking), Arc::clone(&promises));
         async move {
             let room = match room {
                 Ok(room) => room,
@@ -192,8 +196,10 @@ pub(super) async fn append(
             };
             if !matches!(answer, Err(_) | Ok(AppendEntriesResponse::HigherVote(_))) {
                 heard.followed(leader, began);
+                promises.followed(leader);
                 parking.need();
             }
+            drop(turn);
             // It is taken.
             drop(room);
             reply.send(match answer {

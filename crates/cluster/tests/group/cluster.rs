@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use collie_cluster::testing::map::LEVEL;
 use collie_cluster::testing::proposals::Answer;
 use collie_cluster::testing::replica_store::{MachineOptions, Runs};
 use collie_cluster::testing::transport::{Identity, Network, PeersOptions, PlainTcp, Times, TlsTcp};
@@ -19,6 +20,7 @@ use collie_cluster::{Layout, NodeError, NodeLogOptions, NodeStoreOptions};
 use collie_db::{Options, Shared, SharedOptions};
 use collie_io::{Clock, Nanos, RealClock, RealDevice};
 use collie_log::{LogError, LogOptions, RingMode};
+use collie_server::cluster::Reads;
 use collie_sim::{SimDevice, SplitDevice};
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -205,8 +207,8 @@ pub(crate) fn peers_options(node: u64, listen: SocketAddr) -> PeersOptions {
         cluster: *b"cluster of tests",
         node,
         boot: (u128::from(BOOTS.fetch_add(1, Ordering::SeqCst))).to_le_bytes(),
-        level: 2,
-        spoken: 1..=2,
+        level: LEVEL,
+        spoken: 1..=LEVEL,
     };
     let mut options = PeersOptions::new(identity, listen, Arc::new(RealClock), node);
     options.times = Times {
@@ -254,6 +256,7 @@ pub(crate) fn node_options(dir: &std::path::Path, log: LogOptions, peers: PeersO
             },
             ..MachineOptions::new(Arc::new(Runs))
         },
+        reads: Reads::Index,
         times: times(),
         limits: GroupLimits::default(),
         transfer_rate: 0,

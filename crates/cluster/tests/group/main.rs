@@ -6,6 +6,7 @@
 
 #[path = "../addresses/mod.rs"]
 mod addresses;
+mod alone;
 mod bytes;
 #[path = "../certificates/mod.rs"]
 mod certificates;
@@ -13,6 +14,7 @@ mod cluster;
 mod cuts;
 mod filling;
 mod full;
+mod leases;
 mod lives;
 mod messages;
 mod parking;

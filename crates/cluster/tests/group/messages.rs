@@ -1,7 +1,6 @@
 //! One replica whose peers are played by the test: what it asks, what it answers, and when.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,97 +8,16 @@ use collie_cluster::NodeStoreOptions;
 use collie_cluster::testing::proposals::{Header, RunId, Ticket};
 use collie_cluster::testing::replica_store::effects::{Effect, EffectsBuf};
 use collie_cluster::testing::replica_store::{Described, Description, Position};
-use collie_cluster::testing::transport::{Call, Dispatch, Incoming, Peers, PlainTcp, Reply};
 use collie_cluster::testing::wire::{
     Append, Appended, LogEntry, Offer, Payload, Piece, Refusal, Request, Response, Room, TransferLeader,
     VoteAnswer, VoteRequest,
 };
-use collie_cluster::testing::{EntryId, LeaderId, Node, NodeOptions, NodeStore, Replica, ReplicaError, Vote};
+use collie_cluster::testing::{EntryId, LeaderId, NodeOptions, NodeStore, ReplicaError, Vote};
 use collie_io::RealDevice;
 use collie_sim::{Fault, FaultKind, PowerCut, SimDevice, SplitDevice};
-use tempfile::TempDir;
-use tokio::sync::mpsc;
 
+use crate::alone::Alone;
 use crate::cluster::{CAP, GROUP, log_options, members, node_options, peers_options, replica_on, runtime};
-
-/// Hands requests to the test.
-struct Handed(mpsc::UnboundedSender<(Incoming, Reply)>);
-
-impl Dispatch for Handed {
-    fn dispatch(&self, incoming: Incoming, reply: Reply) {
-        // The test may be over.
-        let _over = self.0.send((incoming, reply));
-    }
-}
-
-/// A node, and its two peers, of which the second is never there.
-pub(crate) struct Alone {
-    pub(crate) node: Node,
-    pub(crate) replica: Arc<Replica>,
-    pub(crate) peer: Peers,
-    pub(crate) requests: mpsc::UnboundedReceiver<(Incoming, Reply)>,
-    log: SimDevice,
-    _dir: TempDir,
-}
-
-impl Alone {
-    async fn new(begin: bool) -> Self {
-        Self::adjusted(begin, |_| {}).await
-    }
-
-    pub(crate) async fn adjusted(begin: bool, adjust: impl FnOnce(&mut NodeOptions)) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
-        let (sender, requests) = mpsc::unbounded_channel();
-        let handed = Arc::new(Handed(sender));
-        let peer = Peers::start(PlainTcp, peers_options(2, anywhere), handed)
-            .await
-            .unwrap();
-        let log = SimDevice::new(1);
-        let mut options = log_options();
-        options.device = Arc::new(log.clone());
-        let mut options = node_options(dir.path(), options, peers_options(1, anywhere));
-        adjust(&mut options);
-        let node = Node::start(PlainTcp, options).await.unwrap();
-        node.set_peer(2, peer.address()).unwrap();
-        peer.set_peer(1, node.address()).unwrap();
-        let replica = node.create(GROUP, replica_on(1), 0).await.unwrap();
-        replica.opened().await.unwrap();
-        if begin {
-            let nowhere = SocketAddr::from(([127, 0, 0, 1], 1));
-            let members = members(&[(1, node.address()), (2, peer.address()), (3, nowhere)]);
-            replica.initialize(members).await.unwrap();
-        }
-        Self {
-            node,
-            replica,
-            peer,
-            requests,
-            log,
-            _dir: dir,
-        }
-    }
-
-    pub(crate) async fn request(&mut self) -> (Incoming, Reply) {
-        let next = tokio::time::timeout(CAP, self.requests.recv()).await;
-        next.unwrap_or_else(|_| panic!("it asks for nothing")).unwrap()
-    }
-
-    pub(crate) async fn call(&self, group: u64, to: u64, request: Request) -> Response {
-        let call = Call {
-            node: 1,
-            group,
-            from: replica_on(2),
-            to,
-            request,
-            within: CAP,
-        };
-        let mut states = self.peer.states();
-        let alive = states.wait_for(|states| states.get(&1).is_some_and(|state| state.is_alive()));
-        drop(tokio::time::timeout(CAP, alive).await.unwrap().unwrap());
-        self.peer.call(call).await.unwrap()
-    }
-}
 
 /// Puts all of the replica but its table files on a simulated device.
 fn tables_on(device: &SimDevice, options: &mut NodeOptions) {
@@ -202,7 +120,7 @@ fn a_vote_is_on_the_device_before_its_answer() {
 fn alone_store(alone: &Alone, device: SimDevice) -> NodeStoreOptions {
     let mut log = log_options();
     log.device = Arc::new(device);
-    node_options(alone._dir.path(), log, peers_options(1, alone.node.address())).store
+    node_options(alone.dir.path(), log, peers_options(1, alone.node.address())).store
 }
 
 /// Entries take the room of a full disk until they are refused, and votes what is kept for them.

@@ -7,13 +7,13 @@ use collie_cluster::testing::proposals::Answer;
 use collie_cluster::testing::wire::{
     Append, LogEntry, Park, Payload, Refusal, Request, Response, VoteRequest,
 };
-use collie_cluster::testing::{EntryId, LeaderId, Vote};
+use collie_cluster::testing::{EntryId, LeaderId, NodeOptions, Vote};
 use futures_util::future::join_all;
 
+use crate::alone::Alone;
 use crate::cluster::{
     CAP, Cluster, GROUP, Place, Simulated, Tally, get, incr, replica_on, row, runtime, times,
 };
-use crate::messages::Alone;
 
 fn cluster() -> Arc<Cluster> {
     Arc::new(Cluster::adjusted(Simulated::Nothing, |options| {
@@ -115,7 +115,7 @@ fn a_parked_leader_that_is_cut_off_is_replaced_and_follows() {
     assert_ne!(new.id, old.id);
 }
 
-const LEADER: LeaderId = LeaderId {
+pub(crate) const LEADER: LeaderId = LeaderId {
     term: 9,
     replica: 102,
 };
@@ -127,7 +127,7 @@ fn vote() -> Vote {
     }
 }
 
-fn entry(index: u64) -> EntryId {
+pub(crate) fn entry(index: u64) -> EntryId {
     EntryId {
         leader: LEADER,
         index,
@@ -147,7 +147,11 @@ fn two_members() -> Payload {
 
 /// One that follows the test, which has appended up to this index.
 async fn follower() -> (Alone, u64) {
-    let alone = Alone::adjusted(false, |_| {}).await;
+    follower_with(|_| {}).await
+}
+
+pub(crate) async fn follower_with(adjust: impl FnOnce(&mut NodeOptions)) -> (Alone, u64) {
+    let alone = Alone::adjusted(false, adjust).await;
     let append = |previous, entries| {
         Request::Append(Append {
             vote: vote(),

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use collie_cluster::testing::map::LEVEL;
 use collie_cluster::testing::replica_store::{MachineOptions, Runs};
 use collie_cluster::testing::transport::{Identity, PeersOptions, Times};
 use collie_cluster::testing::{
@@ -14,12 +15,14 @@ use collie_cluster::testing::{
 use collie_cluster::{Layout, NodeError, NodeLogOptions, NodeStoreOptions};
 use collie_db::{FamilyOptions, Options, Shared, SharedOptions};
 use collie_log::{Level, LogOptions, RingMode};
+use collie_server::cluster::Reads;
 use collie_sim::{Rng, mix};
 use tokio::runtime::Handle;
 
 use crate::clients;
 use crate::disk::Disk;
 use crate::sockets::Simulated;
+use crate::town::Plan;
 use crate::world::{NodeClock, World};
 
 const PORT: u16 = 4000;
@@ -36,6 +39,7 @@ pub(crate) struct Place {
     pub(crate) id: u64,
     pub(crate) nodes: u64,
     pub(crate) groups: Vec<u64>,
+    reads: Reads,
     pub(crate) disk: Disk,
     pub(crate) world: Arc<World>,
     pub(crate) clock_offset_ms: Arc<AtomicI64>,
@@ -54,11 +58,12 @@ pub(crate) fn replica_on(group: u64, node: u64) -> u64 {
 }
 
 impl Place {
-    pub(crate) fn new(id: u64, nodes: u64, groups: Vec<u64>, world: &Arc<World>) -> Self {
+    pub(crate) fn new(id: u64, plan: &Plan, world: &Arc<World>) -> Self {
         Self {
             id,
-            nodes,
-            groups,
+            nodes: plan.nodes,
+            groups: plan.groups.clone(),
+            reads: plan.reads,
             disk: Disk::new(mix(world.seed.wrapping_mul(31).wrapping_add(id))),
             world: Arc::clone(world),
             clock_offset_ms: Arc::default(),
@@ -133,12 +138,13 @@ impl Place {
             cluster: *b"cluster of tests",
             node: self.id,
             boot: u128::from(boot).to_le_bytes(),
-            level: 3,
-            spoken: 1..=3,
+            level: LEVEL,
+            spoken: 1..=LEVEL,
         };
         let clock = Arc::new(NodeClock {
             world: Arc::clone(&self.world),
             offset_ms: Arc::clone(&self.clock_offset_ms),
+            slower: mix(self.world.seed ^ (self.id << 16)) % 10,
         });
         let seed = mix(self.world.seed ^ (self.id << 32) ^ boot);
         let mut peers = PeersOptions::new(identity, ([0, 0, 0, 0], PORT).into(), clock, seed);
@@ -196,6 +202,7 @@ impl Place {
                 ..MachineOptions::new(Arc::new(Runs))
             },
             transfer_rate: 0,
+            reads: self.reads,
             times: GroupTimes {
                 heartbeat: Duration::from_millis(100),
                 election_min: Duration::from_millis(400),

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use collie_cluster::testing::seed_draws;
+use collie_server::cluster::Reads;
 use collie_sim::Rng;
 use turmoil::{Builder, Sim};
 
@@ -34,6 +35,7 @@ pub(crate) struct Plan {
     pub(crate) nodes: u64,
     pub(crate) groups: Vec<u64>,
     pub(crate) faults: u64,
+    pub(crate) reads: Reads,
     /// Whether keys expire, by clocks that differ.
     pub(crate) expires: bool,
 }
@@ -45,6 +47,7 @@ impl Plan {
             nodes: 3,
             groups: vec![7],
             faults: 0,
+            reads: Reads::Index,
             expires: false,
         }
     }
@@ -57,7 +60,7 @@ impl Plan {
         }
     }
 
-    /// Three nodes or five, and one group or more, by the seed.
+    /// Three nodes or five, one group or more, and reads by leases or not, by the seed.
     pub(crate) fn faulty(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         Self {
@@ -65,8 +68,21 @@ impl Plan {
             nodes: if rng.one_in(5) { 5 } else { 3 },
             groups: (7..8 + rng.below(2)).collect(),
             faults: 8 + rng.below(10),
+            reads: reads(seed),
             expires: false,
         }
+    }
+}
+
+/// Of each third seed by leases, or as `COLLIE_READS` says for all.
+fn reads(seed: u64) -> Reads {
+    let all = [Reads::Index, Reads::Lease];
+    match std::env::var("COLLIE_READS") {
+        Ok(asked) => all
+            .into_iter()
+            .find(|reads| reads.name() == asked)
+            .unwrap_or_else(|| panic!("COLLIE_READS={asked}")),
+        Err(_) => all[usize::from(seed.is_multiple_of(3))],
     }
 }
 
@@ -136,7 +152,7 @@ impl Town<'_> {
             .enable_random_order()
             .build();
         let world = World::new(plan.seed, shows);
-        let place = |id| Arc::new(Place::new(id, plan.nodes, plan.groups.clone(), &world));
+        let place = |id| Arc::new(Place::new(id, plan, &world));
         let places: Vec<_> = (1..=plan.nodes).map(place).collect();
         for place in &places {
             let place = Arc::clone(place);

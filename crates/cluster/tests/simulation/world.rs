@@ -164,6 +164,8 @@ impl World {
 pub(crate) struct NodeClock {
     pub(crate) world: Arc<World>,
     pub(crate) offset_ms: Arc<AtomicI64>,
+    /// By so many hundredths the time since its start is slower than it should be: less than a tenth.
+    pub(crate) slower: u64,
 }
 
 impl std::fmt::Debug for NodeClock {
@@ -175,6 +177,11 @@ impl std::fmt::Debug for NodeClock {
 impl Clock for NodeClock {
     fn monotonic(&self) -> Nanos {
         self.world.now().as_nanos() as Nanos
+    }
+
+    fn boot(&self) -> Nanos {
+        let now = self.monotonic();
+        now - now / 100 * self.slower
     }
 
     fn wall_ms(&self) -> u64 {

@@ -140,6 +140,7 @@ impl Shape {
             ("collie_newest_level", self.topology.newest_level.to_string()),
             ("collie_layout", self.topology.logs.layout.name().to_owned()),
             ("collie_logs_to_move", self.topology.logs.to_move.to_string()),
+            ("collie_reads", self.topology.reads.name().to_owned()),
             ("collie_partitions", self.topology.partitions.len().to_string()),
             ("collie_splits", splits.to_string()),
             ("collie_slots_led", service.led_text()),

@@ -15,7 +15,7 @@ use collie_db::Value;
 use collie_io::{Clock, RealClock};
 use collie_server::cluster::{
     Applied, Cluster, DuplicationInfo, Endpoint, Evaluation, Figure, Leadership, LogLayout, LogsInfo,
-    NodeInfo, NodeRequest, NodeRole, Partition, PartitionInfo, Refused, Route, Rows, SLOTS, Settled,
+    NodeInfo, NodeRequest, NodeRole, Partition, PartitionInfo, Reads, Refused, Route, Rows, SLOTS, Settled,
     Settling, StoredRow, Topology, Walked, slot_of,
 };
 use evaluation::{FakeApplied, FakeEvaluation};
@@ -441,6 +441,7 @@ impl Cluster for Fake {
                 layout: LogLayout::Private,
                 to_move: 3,
             },
+            reads: Reads::Lease,
             nodes: (1..=3).map(node).collect(),
             partitions: self.partitions.iter().map(partition).collect(),
         })

@@ -302,7 +302,7 @@ fn nodes_are_listed_and_what_is_asked_of_them_is_handed_on() {
     assert!(
         info.contains(
             "\r\ncollie_level:1\r\ncollie_newest_level:2\r\ncollie_layout:private\r\ncollie_logs_to_move:3\r\n\
-             collie_partitions:1\r\ncollie_splits:1\r\n"
+             collie_reads:lease\r\ncollie_partitions:1\r\ncollie_splits:1\r\n"
         ),
         "{info}"
     );

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use collie_io::{Device, RealDevice};
 
-use crate::torture::cluster::{Fault, Product};
+use crate::torture::cluster::{Fault, Product, Reads};
 use crate::torture::power::{Aim, System};
 
 #[derive(Debug, Subcommand)]
@@ -69,6 +69,9 @@ pub(crate) struct ClusterArgs {
     /// How many clients.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) clients: u16,
+    /// How leaders of Collie make sure that reads are of the newest state.
+    #[arg(long, value_enum, default_value = "index")]
+    pub(crate) reads: Reads,
     /// The product under test.
     #[arg(long, value_enum, default_value = "collie")]
     pub(crate) system: Product,

@@ -39,7 +39,7 @@ use load::{Board, Round};
 use nodes::{Nodes, wait};
 use notes::Notes;
 use plan::Plan;
-pub(crate) use plan::{Fault, Product};
+pub(crate) use plan::{Fault, Product, Reads};
 use report::Report;
 use target::Surroundings;
 
@@ -56,6 +56,7 @@ pub(crate) fn run(args: &ClusterArgs, seed: u64) -> anyhow::Result<Outcome> {
         fault: args.fault,
         nodes: args.nodes.parse().context("--nodes")?,
         clients: args.clients.into(),
+        reads: args.reads,
         rounds: args.rounds,
         operations: args.operations,
         seed,

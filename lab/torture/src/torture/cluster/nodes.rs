@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::disks::Disks;
 use super::links::Links;
-use super::plan::{Plan, Product};
+use super::plan::{Plan, Product, Reads};
 use super::sockets::Processes;
 use crate::args::LEASHED;
 use crate::client;
@@ -47,6 +47,7 @@ pub(crate) struct Nodes {
     /// The program of the version before, until none of the nodes goes back to it.
     before: Option<PathBuf>,
     replicas: usize,
+    reads: Reads,
     nodes: Vec<Node>,
     pub(crate) processes: Arc<Processes>,
     pub(crate) links: Links,
@@ -126,6 +127,7 @@ impl Nodes {
             program,
             before: plan.before.clone(),
             replicas: plan.replicas(),
+            reads: plan.reads,
             nodes: nodes.collect(),
             processes,
             links,
@@ -186,6 +188,10 @@ impl Nodes {
         let program = before.unwrap_or(&self.program).clone();
         let mut words = vec![program.into_os_string()];
         words.extend(text.split_whitespace().map(OsString::from));
+        // The version before does not know it.
+        if self.product == Product::Collie && before.is_none() {
+            words.extend(["--reads", self.reads.name()].map(OsString::from));
+        }
         let on_disks = self.disks.iter().flat_map(|disks| disks.paths(node));
         let on_disks: Vec<PathBuf> = on_disks.collect();
         words.push("--dir".into());

@@ -85,6 +85,25 @@ impl Product {
     }
 }
 
+/// How leaders make sure that reads are of the newest state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Reads {
+    /// They ask a majority.
+    Index,
+    /// They count on leases.
+    Lease,
+}
+
+impl Reads {
+    /// As on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Index => "index",
+            Self::Lease => "lease",
+        }
+    }
+}
+
 /// What a run does.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
@@ -95,6 +114,8 @@ pub(crate) struct Plan {
     pub(crate) fault: Fault,
     pub(crate) nodes: usize,
     pub(crate) clients: usize,
+    /// How nodes of Collie make sure of reads.
+    pub(crate) reads: Reads,
     pub(crate) rounds: u64,
     /// Operations of each round whose outcome was acknowledged or is unknown, at least.
     pub(crate) operations: u64,
@@ -177,13 +198,14 @@ impl Plan {
         });
         format!(
             "collie-lab torture cluster --system {} --fault {} --nodes {} --clients {} --rounds {} --operations {} \
-             --seed {}{before}",
+             --reads {} --seed {}{before}",
             self.product.name(),
             self.fault.name(),
             self.nodes,
             self.clients,
             self.rounds,
             self.operations,
+            self.reads.name(),
             self.seed
         )
     }
@@ -201,6 +223,7 @@ mod tests {
             fault,
             nodes: 3,
             clients: 1,
+            reads: Reads::Index,
             rounds: 1,
             operations: 1,
             seed: 1,

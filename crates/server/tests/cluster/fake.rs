@@ -431,16 +431,14 @@ impl Cluster for Fake {
                 split_at: Some(12_000),
             }
         };
+        let layout = LogLayout::Private;
         Arc::new(Topology {
             cluster: Some([0xab; 16]),
             epoch: *self.changes.borrow() + 1,
             level: 1,
             newest_level: 2,
             own: 1,
-            logs: LogsInfo {
-                layout: LogLayout::Private,
-                to_move: 3,
-            },
+            logs: LogsInfo { layout, to_move: 3 },
             reads: Reads::Lease,
             nodes: (1..=3).map(node).collect(),
             partitions: self.partitions.iter().map(partition).collect(),

@@ -118,7 +118,7 @@ impl World {
 }
 
 #[test]
-fn a_lease_counts_from_what_a_majority_has_taken_when_it_was_sent() {
+fn a_lease_counts_from_what_a_majority_took_when_it_was_sent() {
     let world = World::of(&[&[1, 2, 3, 4, 5]]);
     assert_eq!(world.end(), None);
     world.followed(&[2], START - 100 * MS);

@@ -1,6 +1,6 @@
 //! The cluster that gets the rows, as its clients see it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{fmt, io};
@@ -18,6 +18,8 @@ const COMMAND_BYTES: usize = 1 << 20;
 const COMMAND_ROWS: usize = 64;
 /// Nodes of a target that are waited for at the same time, each by a thread.
 const CALLS: usize = 8;
+/// So many nodes are kept in mind.
+const NAMED: usize = 64;
 /// Slots are elsewhere than was known so often, at most, before it is tried again later.
 const MOVES: usize = 8;
 
@@ -65,8 +67,10 @@ pub(crate) struct MergeRow {
 pub(crate) struct TargetCluster {
     network: Arc<dyn TargetNetwork>,
     addresses: Vec<String>,
-    /// Of the addresses that were named, the one that is asked of slots whose node is not known.
+    /// Which of the nodes is asked of slots whose node is not known.
     seed: AtomicUsize,
+    /// The nodes that others have named: each knows where slots are.
+    named: Mutex<BTreeSet<String>>,
     /// The nodes of slots, as far as known.
     routes: Mutex<BTreeMap<u16, String>>,
     idle: Mutex<HashMap<String, Vec<Box<dyn TargetConnection>>>>,
@@ -94,6 +98,7 @@ impl TargetCluster {
             network,
             addresses,
             seed: AtomicUsize::new(0),
+            named: Mutex::default(),
             routes: Mutex::default(),
             idle: Mutex::default(),
             calls: Semaphore::new(CALLS),
@@ -129,17 +134,30 @@ impl TargetCluster {
         let routes = self.routes.lock();
         let mut parts = BTreeMap::<String, Vec<MergeRow>>::new();
         for row in rows {
-            let address = routes.get(&row.slot).or(seed);
-            let address = address.cloned().unwrap_or_default();
+            let address = routes.get(&row.slot).unwrap_or(&seed).clone();
             parts.entry(address).or_default().push(row);
         }
         parts
     }
 
-    fn seed(&self) -> Option<&String> {
+    fn seed(&self) -> String {
+        let named = self.named.lock();
+        let all = self.addresses.len() + named.len();
         // Relaxed: any of them will do.
-        let at = self.seed.load(Ordering::Relaxed) % self.addresses.len().max(1);
-        self.addresses.get(at)
+        let at = self.seed.load(Ordering::Relaxed) % all.max(1);
+        let found = self.addresses.iter().chain(&*named).nth(at);
+        found.cloned().unwrap_or_default()
+    }
+
+    /// A slot is at this node, by the word of another one.
+    fn is_at(&self, slot: u16, node: String) {
+        let mut named = self.named.lock();
+        if named.len() == NAMED && !named.contains(&node) {
+            named.clear();
+        }
+        named.insert(node.clone());
+        drop(named);
+        self.routes.lock().insert(slot, node);
     }
 
     /// Sends rows to one node.
@@ -189,7 +207,7 @@ impl TargetCluster {
                 TargetReply::Number(_) => {}
                 TargetReply::Error(text) => match moved(&text, address) {
                     Some((slot, to)) => {
-                        self.routes.lock().insert(slot, to);
+                        self.is_at(slot, to);
                         rest.rows.extend(part);
                     }
                     None => {

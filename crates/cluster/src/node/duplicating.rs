@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use collie_io::Clock;
 use collie_server::cluster::{DuplicationInfo, Figure};
+use futures_util::future::join_all;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
@@ -36,85 +37,100 @@ const FORGETS: u32 = 60;
 pub(super) async fn duplicate_partitions(inner: Arc<ClusterInner>) {
     let mut ticks = inner.peers().beat().every(inner.options.look);
     let mut maps = inner.map.subscribe();
-    // Ends with this task.
-    let mut tasks = JoinSet::new();
-    let mut targets = BTreeMap::new();
-    let mut looked = None;
+    let mut duplicator = Duplicator {
+        inner,
+        targets: BTreeMap::new(),
+        tasks: JoinSet::new(),
+        forgot: None,
+        reported: BTreeSet::new(),
+    };
+    let mut is_on = false;
     loop {
-        let is_on = || {
-            let map = inner.map();
-            map.is_some_and(|map| map.duplications.stamps)
-        };
         tokio::select! {
             _ = maps.changed() => {}
-            _ = ticks.tick(), if is_on() => {}
-            Some(_ended) = tasks.join_next() => continue,
+            _ = ticks.tick(), if is_on => {}
+            Some(_ended) = duplicator.tasks.join_next() => continue,
         }
         let Some(map) = maps.borrow_and_update().clone() else {
             continue;
         };
-        if map.duplications.stamps {
-            step(&inner, &map, &mut targets, &mut tasks, &mut looked).await;
+        is_on = map.duplications.stamps;
+        if is_on {
+            duplicator.step(&map).await;
         }
     }
 }
 
-async fn step(
-    inner: &Arc<ClusterInner>,
-    map: &Map,
-    targets: &mut BTreeMap<u64, (Vec<String>, Arc<TargetCluster>)>,
-    tasks: &mut JoinSet<()>,
-    looked: &mut Option<Instant>,
-) {
-    let own = origin_of(&map.cluster.id);
-    let led = led(inner, map);
-    for replica in led.iter().filter(|replica| replica.stamps() != Some(own)) {
-        let begun = timeout(STEP, replica.begin_stamps(own)).await;
-        if let Ok(Err(error)) = begun {
-            // It is tried again; commands wait as long as this one would.
-            tracing::debug!(group = replica.group(), %error, "rows get no stamps yet");
+struct Duplicator {
+    inner: Arc<ClusterInner>,
+    /// The targets, each with the addresses that it was named by.
+    targets: BTreeMap<u64, (Vec<String>, Arc<TargetCluster>)>,
+    /// The senders, which end with this.
+    tasks: JoinSet<()>,
+    /// When it was looked what is to be kept no more.
+    forgot: Option<Instant>,
+    /// The targets that problems may have been reported of.
+    reported: BTreeSet<String>,
+}
+
+impl Duplicator {
+    async fn step(&mut self, map: &Map) {
+        let own = origin_of(&map.cluster.id);
+        let mut led = led(&self.inner, map);
+        let without = led.iter().filter(|replica| replica.stamps() != Some(own));
+        let begun = without.map(|replica| timeout(STEP, replica.begin_stamps(own)));
+        for done in join_all(begun).await {
+            if let Ok(Err(error)) = done {
+                // It is tried again; commands wait as long as this one would.
+                tracing::debug!(%error, "rows get no stamps yet");
+            }
         }
+        led.retain(|replica| replica.stamps() == Some(own));
+        let records = &map.duplications.targets;
+        let numbers: BTreeSet<_> = records.iter().map(|target| target.number).collect();
+        self.targets.retain(|number, _| numbers.contains(number));
+        for record in records {
+            self.know(record);
+        }
+        self.send(own, &led, records);
+        let pause = self.inner.options.look * FORGETS;
+        if self.forgot.is_none_or(|forgot| forgot.elapsed() >= pause) {
+            self.forgot = Some(Instant::now());
+            for replica in &led {
+                forget(&self.inner, replica, &numbers).await;
+            }
+        }
+        self.report(records);
     }
-    let numbers: BTreeSet<_> = map
-        .duplications
-        .targets
-        .iter()
-        .map(|target| target.number)
-        .collect();
-    targets.retain(|number, _| numbers.contains(number));
-    for record in &map.duplications.targets {
-        let Some(network) = &inner.options.targets else {
-            let problem = "this node has no way to other clusters";
-            inner.report(&about(record), Some(problem.to_owned()));
-            continue;
+
+    /// Knows a target by the addresses that the map has.
+    fn know(&mut self, record: &TargetRecord) {
+        let Some(network) = &self.inner.options.targets else {
+            return;
         };
-        let there = targets.get(&record.number);
+        let there = self.targets.get(&record.number);
         if there.is_none_or(|(addresses, _)| *addresses != record.addresses) {
             let addresses = record.addresses.clone();
             let target = TargetCluster::new(Arc::clone(network), addresses.clone());
-            targets.insert(record.number, (addresses, Arc::new(target)));
+            self.targets.insert(record.number, (addresses, Arc::new(target)));
             // Those with the addresses before.
-            inner
-                .senders
-                .lock()
-                .end(|(_, number), _| *number == record.number);
+            let mut senders = self.inner.senders.lock();
+            senders.end(|(_, number), _| *number == record.number);
         }
     }
-    let ready: Vec<_> = led
-        .iter()
-        .filter(|replica| replica.stamps() == Some(own))
-        .collect();
-    {
-        let mut senders = inner.senders.lock();
-        let is_led = |id: &ReplicaId| ready.iter().any(|replica| replica.id() == *id);
+
+    /// Has a sender for each of these replicas and each target, and no others.
+    fn send(&mut self, own: u64, led: &[Arc<Replica>], records: &[TargetRecord]) {
+        let mut senders = self.inner.senders.lock();
+        let is_led = |id: &ReplicaId| led.iter().any(|replica| replica.id() == *id);
         senders.end(|(replica, number), running| {
-            !is_led(replica) || !numbers.contains(number) || running.task.is_finished()
+            !is_led(replica) || !self.targets.contains_key(number) || running.task.is_finished()
         });
-        for record in &map.duplications.targets {
-            let Some((_, target)) = targets.get(&record.number) else {
+        for record in records {
+            let Some((_, target)) = self.targets.get(&record.number) else {
                 continue;
             };
-            for replica in &ready {
+            for replica in led {
                 let which = (replica.id(), record.number);
                 senders.0.entry(which).or_insert_with(|| {
                     let state = Arc::new(SenderState::default());
@@ -129,20 +145,26 @@ async fn step(
                     RunningSender {
                         group: replica.group(),
                         state,
-                        task: tasks.spawn(sender.run()),
+                        task: self.tasks.spawn(sender.run()),
                     }
                 });
             }
         }
     }
-    if looked.is_none_or(|looked| looked.elapsed() >= inner.options.look * FORGETS) {
-        *looked = Some(Instant::now());
-        for replica in &ready {
-            forget(inner, replica, &numbers).await;
+
+    fn report(&mut self, records: &[TargetRecord]) {
+        let names: BTreeSet<_> = records.iter().map(|target| target.name.clone()).collect();
+        for gone in self.reported.difference(&names) {
+            self.inner.report(&about(gone), None);
         }
-    }
-    for record in &map.duplications.targets {
-        report(inner, record);
+        for record in records {
+            let problem = match self.targets.contains_key(&record.number) {
+                true => stuck(&self.inner, record.number),
+                false => Some("this node has no way to other clusters".to_owned()),
+            };
+            self.inner.report(&about(&record.name), problem);
+        }
+        self.reported = names;
     }
 }
 
@@ -176,28 +198,24 @@ async fn forget(inner: &ClusterInner, replica: &Arc<Replica>, numbers: &BTreeSet
     }
 }
 
-fn about(target: &TargetRecord) -> String {
-    format!("the duplication to {}", target.name)
+fn about(target: &str) -> String {
+    format!("the duplication to {target}")
 }
 
-fn report(inner: &ClusterInner, record: &TargetRecord) {
-    let problem = {
-        let senders = inner.senders.lock();
-        let stuck = senders
-            .of(record.number)
-            .filter_map(|(_, running)| running.state.problem())
-            .filter(|(since, _)| *since >= STUCK);
-        let stuck: Vec<_> = stuck.collect();
-        let longest = stuck.iter().max_by_key(|(since, _)| *since);
-        longest.map(|(since, text)| {
-            format!(
-                "{} partitions that this node leads have not been sent for up to {} s: {text}",
-                stuck.len(),
-                since.as_secs()
-            )
-        })
-    };
-    inner.report(&about(record), problem);
+/// What keeps senders to a target from going on. Without figures that change all the time: it is logged when it
+/// changes.
+fn stuck(inner: &ClusterInner, target: u64) -> Option<String> {
+    let senders = inner.senders.lock();
+    let problems = senders
+        .of(target)
+        .filter_map(|(_, running)| running.state.problem());
+    let stuck: Vec<_> = problems.filter(|(since, _)| *since >= STUCK).collect();
+    let (_, text) = stuck.iter().max_by_key(|(since, _)| *since)?;
+    Some(format!(
+        "{} of the partitions that this node leads have not been sent for {} s or longer: {text}",
+        stuck.len(),
+        STUCK.as_secs()
+    ))
 }
 
 /// Why nothing of duplication may be asked yet: an older version ends the connection then.

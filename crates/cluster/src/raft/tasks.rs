@@ -320,16 +320,17 @@ pub(super) async fn purge(
             return;
         }
         let lag = lag(&raft);
-        machine.log().note_holding(machine.holding(&lag));
         let unsent = unsent(&machine).await;
+        machine.log().note_holding(machine.holding(&lag, &unsent));
         let limit = match take_tables(&want_tables, &machine, &lag, &links).await {
             takers if takers.is_empty() => {
                 let needed = lag.iter().map(|(_, _, last)| *last);
-                machine.purge_limit(needed.chain(unsent))
+                machine.purge_limit(needed.chain(unsent.iter().copied()))
             }
             takers => {
                 let others = lag.iter().filter(|(id, ..)| !takers.contains(id));
-                machine.purge_limit_for_tables(others.map(|(_, _, last)| *last).chain(unsent))
+                let others = others.map(|(_, _, last)| *last);
+                machine.purge_limit_for_tables(others.chain(unsent.iter().copied()))
             }
         };
         let Some(limit) = limit else {
@@ -343,7 +344,7 @@ pub(super) async fn purge(
             return;
         }
         followers.give_up_below(limit);
-        machine.log().note_holding(machine.holding(&lag));
+        machine.log().note_holding(machine.holding(&lag, &unsent));
     }
 }
 

@@ -503,6 +503,8 @@ pub enum Holding {
     },
     /// They are behind tables that another replica is getting.
     Transfer,
+    /// A cluster that rows are duplicated to lacks them.
+    Target,
     /// They are the last ones, which are kept for replicas that may lack them.
     Margin,
 }
@@ -516,6 +518,7 @@ impl Holding {
             Self::Tables => "tables",
             Self::Follower { .. } => "follower",
             Self::Transfer => "transfer",
+            Self::Target => "target",
             Self::Margin => "margin",
         }
     }
@@ -530,6 +533,7 @@ impl std::fmt::Display for Holding {
                 write!(f, "entries that replica {replica} on node {node} lacks")
             }
             Self::Transfer => write!(f, "entries behind tables that another replica is getting"),
+            Self::Target => write!(f, "entries that a cluster lacks which rows are duplicated to"),
             Self::Margin => write!(f, "its last entries, for replicas that may lack them"),
         }
     }

@@ -210,7 +210,8 @@ impl Machine {
     }
 
     /// Why the log has entries that are applied here, of which these followers are so far.
-    pub(crate) fn holding(&self, followers: &[(ReplicaId, NodeId, u64)]) -> Holding {
+    /// `unsent`: what clusters that rows are duplicated to have.
+    pub(crate) fn holding(&self, followers: &[(ReplicaId, NodeId, u64)], unsent: &[u64]) -> Holding {
         let purged = self.0.log.bounds().purged.map(|purged| purged.index);
         let positions = self.0.journal.positions();
         let (flushed, held) = (positions.flushed(), positions.held());
@@ -221,6 +222,7 @@ impl Machine {
             Some(&(replica, node, last)) if Some(last) < flushed && Some(last) <= purged => {
                 Holding::Follower { replica, node }
             }
+            _ if unsent.iter().any(|has| Some(*has) <= purged) => Holding::Target,
             _ => Holding::Margin,
         }
     }

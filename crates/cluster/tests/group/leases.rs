@@ -321,17 +321,13 @@ fn a_vote_by_a_transfer_is_for_whom_its_own_leader_asked() {
     });
 }
 
-fn cluster() -> Arc<Cluster> {
-    Arc::new(Cluster::adjusted(Simulated::Nothing, leased))
-}
-
 fn leads(place: &Place) -> bool {
     place.state().is_some_and(|state: ReplicaState| state.leads)
 }
 
 #[test]
 fn a_leader_with_a_lease_that_is_cut_off_reads_nothing_old() {
-    let cluster = cluster();
+    let cluster = Arc::new(Cluster::adjusted(Simulated::Nothing, leased));
     let tally = Tally::new(2);
     let clients: Vec<_> = (0..3).map(|_| tally.keep_counting(&cluster)).collect();
     let more = |by: usize| {
@@ -372,15 +368,24 @@ fn a_leader_with_a_lease_that_is_cut_off_reads_nothing_old() {
 /// The one whose word the lease counts on starts again, and the third, which has heard nothing for long, asks for votes.
 #[test]
 fn a_follower_that_starts_again_elects_nobody_beside_a_lease() {
-    let cluster = cluster();
+    // Longer than it takes to start a node and to elect a leader.
+    let election_max = 3 * patient().election_max;
+    let cluster = Cluster::adjusted(Simulated::Nothing, move |options| {
+        leased(options);
+        options.times.election_min *= 3;
+        options.times.election_max = election_max;
+    });
     let count = |replica: Arc<Replica>| cluster.runtime.block_on(replica.execute(incr(row(0))));
     let old = cluster.leader(Place::takes_commands);
     let mut others = cluster.places.iter().filter(|place| place.id != old.id);
     let (follower, third) = (others.next().unwrap(), others.next().unwrap());
-    cluster.cut_off(third);
     cluster.until("a count", || count(old.replica()?).ok());
+    cluster.until("all entries on the third", || {
+        (third.state()?.last == old.state()?.last).then_some(())
+    });
+    cluster.cut_off(third);
     // Nothing keeps the third from asking.
-    std::thread::sleep(patient().election_max);
+    std::thread::sleep(election_max);
     let replica = old.replica().unwrap();
     cluster.until("a lease", || {
         let read = cluster.runtime.block_on(read_applied(&replica, &row(0)));
@@ -394,6 +399,8 @@ fn a_follower_that_starts_again_elects_nobody_beside_a_lease() {
         let stands = third.replica()?;
         // An error: its raft is not ready.
         _ = third.with(|_, runtime| runtime.block_on(stands.elect()));
+        // Another attempt would end this one.
+        std::thread::sleep(SOON);
         [third, follower].into_iter().find(|place| leads(place))
     });
     cluster.until("another count", || match count(new.replica()?) {

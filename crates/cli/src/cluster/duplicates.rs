@@ -124,7 +124,7 @@ fn show<'a>(
             continue;
         }
         results.line(format_args!(
-            "{}: {}, {} rows sent · {} at {}",
+            "{}: {}, {} rows sent by the leaders that there are · {} at {}",
             target.name,
             target.state(),
             target.rows,

@@ -49,6 +49,20 @@ struct Target(Client);
 
 impl TargetConnection for Target {
     fn call(&mut self, commands: &[Vec<Vec<u8>>]) -> io::Result<Vec<TargetReply>> {
+        self.call_now(commands).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                io::Error::new(error.kind(), format!("no answer within {} s", PATIENCE.as_secs()))
+            }
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+                io::Error::new(error.kind(), format!("it ended the connection ({error})"))
+            }
+            _ => error,
+        })
+    }
+}
+
+impl Target {
+    fn call_now(&mut self, commands: &[Vec<Vec<u8>>]) -> io::Result<Vec<TargetReply>> {
         for words in commands {
             let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
             self.0.push(&words);

@@ -28,7 +28,7 @@ const LOOK: Duration = Duration::from_secs(30);
 const ROW_WAIT: Duration = Duration::from_secs(1);
 /// After a failure it is tried again after so long, and after each further one after twice the time.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// What sends one partition to one target, while this node leads it.
 pub(crate) struct Sender {

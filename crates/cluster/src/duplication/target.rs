@@ -66,6 +66,8 @@ pub(crate) struct MergeRow {
 /// Another cluster.
 pub(crate) struct TargetCluster {
     network: Arc<dyn TargetNetwork>,
+    /// Its id: what has taken its place, or has one of its addresses, gets nothing.
+    cluster: ClusterId,
     addresses: Vec<String>,
     /// Which of the nodes is asked of slots whose node is not known.
     seed: AtomicUsize,
@@ -93,9 +95,10 @@ struct Untaken {
 }
 
 impl TargetCluster {
-    pub(crate) fn new(network: Arc<dyn TargetNetwork>, addresses: Vec<String>) -> Self {
+    pub(crate) fn new(network: Arc<dyn TargetNetwork>, cluster: ClusterId, addresses: Vec<String>) -> Self {
         Self {
             network,
+            cluster,
             addresses,
             seed: AtomicUsize::new(0),
             named: Mutex::default(),
@@ -230,7 +233,7 @@ impl TargetCluster {
         let idle = self.idle.lock().get_mut(address).and_then(Vec::pop);
         let mut connection = match idle {
             Some(connection) => connection,
-            None => self.network.connect(address)?,
+            None => self.connect(address)?,
         };
         let replies = connection.call(commands)?;
         if replies.len() != commands.len() {
@@ -240,6 +243,20 @@ impl TargetCluster {
         let mut idle = self.idle.lock();
         idle.entry(address.to_owned()).or_default().push(connection);
         Ok(replies)
+    }
+
+    /// A connection to a node, which is of this cluster.
+    fn connect(&self, address: &str) -> io::Result<Box<dyn TargetConnection>> {
+        let mut connection = self.network.connect(address)?;
+        let found = asked_id(&mut *connection, &["COLLIE.DUPLICATE", "ID"]).map_err(io::Error::other)?;
+        match found == self.cluster {
+            true => Ok(connection),
+            false => Err(io::Error::other(format!(
+                "it is a node of cluster {}, and not of {}: end this duplication, and add it anew",
+                hex(&found),
+                hex(&self.cluster)
+            ))),
+        }
     }
 
     /// A node does not answer: others know where its slots are.
@@ -282,32 +299,49 @@ pub(crate) fn own_id(
     addresses: &[String],
     own: &ClusterId,
 ) -> Result<ClusterId, String> {
-    let words = ["COLLIE.DUPLICATE", "RECEIVE", &hex(own)].map(|word| word.as_bytes().to_vec());
-    let mut problem = "no address is named".to_owned();
+    let (mut problem, mut first) = ("no address is named".to_owned(), None);
     for address in addresses {
-        let called = network.connect(address);
-        let called = called.and_then(|mut connection| connection.call(&[words.to_vec()]));
-        let replies = match called {
-            Ok(replies) => replies,
+        let mut connection = match network.connect(address) {
+            Ok(connection) => connection,
             Err(error) => {
                 problem = format!("{address} cannot be asked: {error}");
                 continue;
             }
         };
-        return match replies.first() {
-            Some(TargetReply::Text(text)) => {
-                id(text).ok_or_else(|| format!("{address}: expected the id of a cluster, found {text:?}"))
-            }
-            Some(TargetReply::Error(text)) if text.contains("unknown command") => Err(format!(
-                "{address} is no node of a cluster that can be a target, or of an older version ({text}): run this version there"
-            )),
-            Some(TargetReply::Error(text)) => Err(format!("{address} has refused: {text}")),
-            other => Err(format!(
-                "{address}: expected the id of a cluster, found {other:?}"
-            )),
-        };
+        let asked = asked_id(&mut *connection, &["COLLIE.DUPLICATE", "RECEIVE", &hex(own)]);
+        let id = asked.map_err(|problem| format!("{address}: {problem}"))?;
+        let (known, of) = first.get_or_insert((id, address));
+        if *known != id {
+            return Err(format!(
+                "{of} is a node of cluster {}, and {address} one of {}: name nodes of one cluster",
+                hex(known),
+                hex(&id)
+            ));
+        }
     }
-    Err(problem)
+    first.map(|(id, _)| id).ok_or(problem)
+}
+
+/// The id of the cluster that a node is of, as it answers to this.
+fn asked_id(connection: &mut dyn TargetConnection, words: &[&str]) -> Result<ClusterId, String> {
+    let words = words.iter().map(|word| word.as_bytes().to_vec()).collect();
+    let replies = connection.call(&[words]);
+    match replies.map_err(|error| error.to_string())?.first() {
+        Some(TargetReply::Text(text)) => {
+            id(text).ok_or_else(|| format!("expected the id of a cluster, found {text:?}"))
+        }
+        Some(TargetReply::Error(text)) if text.contains("unknown command") => Err(format!(
+            "it is no node of a cluster that can be a target, or of an older version ({text}): run this version there"
+        )),
+        Some(TargetReply::Error(text)) if text.contains("TLS only") => {
+            Err("it speaks TLS: the nodes of this cluster need --duplicate-tls-ca-cert-file".to_owned())
+        }
+        Some(TargetReply::Error(text)) if text.starts_with("NOAUTH") => {
+            Err("it asks for a password: the nodes of this cluster need --duplicate-password-file".to_owned())
+        }
+        Some(TargetReply::Error(text)) => Err(format!("it has refused: {text}")),
+        other => Err(format!("expected the id of a cluster, found {other:?}")),
+    }
 }
 
 fn id(text: &str) -> Option<ClusterId> {

@@ -27,16 +27,16 @@ pub fn duplicate(map: &Map, target: &Target) -> Result<Option<Changes>, String> 
         addresses,
     } = target;
     let same = |one: &&TargetRecord| one.name == *name || one.cluster == *cluster;
-    if let Some(other) = new
-        .targets
-        .iter()
-        .find(|one| same(one) && (one.name != *name || one.cluster != *cluster))
-    {
+    let is_other = |one: &&TargetRecord| one.name != *name || one.cluster != *cluster;
+    if let Some(other) = new.targets.iter().filter(same).find(is_other) {
+        let to_do = match other.cluster == *cluster {
+            true => "a target has one name",
+            false => "end that before, or take another name",
+        };
         return Err(format!(
-            "the cluster is duplicated to {} as {} already, whose first address is {}: end that before, or take another name",
+            "the cluster is duplicated to {} as {} already: {to_do}",
             hex(&other.cluster),
-            other.name,
-            other.addresses.first().map_or("none", String::as_str)
+            other.name
         ));
     }
     if let Some(there) = new.targets.iter_mut().find(|one| one.name == *name) {

@@ -111,7 +111,7 @@ impl Duplicator {
         let there = self.targets.get(&record.number);
         if there.is_none_or(|(addresses, _)| *addresses != record.addresses) {
             let addresses = record.addresses.clone();
-            let target = TargetCluster::new(Arc::clone(network), addresses.clone());
+            let target = TargetCluster::new(Arc::clone(network), record.cluster, addresses.clone());
             self.targets.insert(record.number, (addresses, Arc::new(target)));
             // Those with the addresses before.
             let mut senders = self.inner.senders.lock();

@@ -158,7 +158,7 @@ impl ClusterInner {
         drop(problems);
         if let Some(problem) = problem.filter(|problem| was.as_ref() != Some(problem)) {
             let node = self.number();
-            tracing::error!(node, about, problem, "this node cannot follow the map");
+            tracing::error!(node, about, problem, "this node has a problem");
         }
     }
 

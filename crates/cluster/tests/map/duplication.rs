@@ -23,6 +23,8 @@ struct Other {
     id: [u8; 16],
     rows: Mutex<Rows>,
     is_away: AtomicBool,
+    /// Another cluster has its addresses.
+    is_another: AtomicBool,
     /// Rows that have come, newer or not.
     came: AtomicU64,
     /// What it answers in place of its id.
@@ -57,6 +59,9 @@ impl TargetConnection for Connection {
 impl Other {
     fn answer(&self, at: usize, words: &[Vec<u8>]) -> TargetReply {
         if words[0] == b"COLLIE.DUPLICATE" {
+            if self.is_another.load(Ordering::SeqCst) {
+                return TargetReply::Text(hex(b"a third one....."));
+            }
             return match &*self.says.lock().unwrap() {
                 Some(text) => TargetReply::Error(text.clone()),
                 None => TargetReply::Text(hex(&self.id)),
@@ -283,6 +288,28 @@ fn what_the_target_wrote_itself_is_not_sent_back() {
 }
 
 #[test]
+fn another_cluster_in_the_place_of_the_target_gets_nothing() {
+    let (sites, other) = clusters(1, 1, 1);
+    ask(&sites[0], duplicate()).unwrap();
+    set(&sites, b"one", Some(b"1"));
+    until_has(&sites, &other, &[(b"one".to_vec(), b"1".to_vec())].into());
+    other.is_another.store(true, Ordering::SeqCst);
+    // The connections that there are end.
+    other.is_away.store(true, Ordering::SeqCst);
+    set(&sites, b"two", Some(b"2"));
+    until(&sites, "a failure", || info(&sites[0]).problem);
+    other.is_away.store(false, Ordering::SeqCst);
+    until(&sites, "what keeps it", || {
+        let (_, problem) = info(&sites[0]).problem?;
+        problem.contains("and not of").then_some(())
+    });
+    assert_eq!((other.values().len(), info(&sites[0]).lag > 0), (1, true));
+    other.is_another.store(false, Ordering::SeqCst);
+    let both = [(b"one".to_vec(), b"1".to_vec()), (b"two".to_vec(), b"2".to_vec())];
+    until_has(&sites, &other, &both.into());
+}
+
+#[test]
 fn what_is_split_meanwhile_reaches_the_target() {
     let (sites, other) = clusters(1, 1, 1);
     let mut model = BTreeMap::new();
@@ -373,7 +400,10 @@ fn duplications_that_cannot_be_are_refused() {
     refused(duplicate(), "has refused: ERR the cluster has feature level 4");
     *other.says.lock().unwrap() = None;
     ask(&sites[0], duplicate()).unwrap();
-    refused(add("third", &NODES), "take another name");
+    refused(add("third", &NODES), "a target has one name");
+    other.is_another.store(true, Ordering::SeqCst);
+    refused(add("second", &NODES), "take another name");
+    other.is_another.store(false, Ordering::SeqCst);
     refused(NodeRequest::EndDuplication("third".to_owned()), "but to second");
     // Other addresses of the same are taken.
     ask(&sites[0], add("second", &[NODES[1]])).unwrap();

@@ -44,6 +44,10 @@ const SUBCOMMANDS: &[Command] = &[
         .about("7.0.0", "cluster", "Returns this text.")
         .flags(&["loading", "stale"])
         .categories(&["@slow"]),
+    Command::new("collie.duplicate|id", 2, id)
+        .about("7.0.0", "cluster", "Returns the id of this cluster.")
+        .flags(&["stale"])
+        .categories(&["@slow"]),
     Command::new("collie.duplicate|list", 2, list)
         .about(
             "7.0.0",
@@ -104,12 +108,22 @@ fn receive(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let from = read_id(request.at(2)).ok_or("ERR the id of a cluster has 32 hexadecimal digits")?;
     let asked = ask(exec, NodeRequest::Receive(from))?;
     if matches!(asked, Flow::Next) {
-        let own = partitions(exec)?.cluster.topology().cluster;
-        let own = own.ok_or("ERR this node has no map yet: ask again")?;
-        let own: String = own.iter().map(|byte| format!("{byte:02x}")).collect();
-        exec.reply.bulk(own.as_bytes());
+        push_id(exec)?;
     }
     Ok(asked)
+}
+
+fn id(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
+    push_id(exec)?;
+    Ok(Flow::Next)
+}
+
+fn push_id(exec: &mut Exec<'_>) -> Result<(), Failure> {
+    let own = partitions(exec)?.cluster.topology().cluster;
+    let own = own.ok_or("ERR this node has no map yet: ask again")?;
+    let own: String = own.iter().map(|byte| format!("{byte:02x}")).collect();
+    exec.reply.bulk(own.as_bytes());
+    Ok(())
 }
 
 fn read_id(digits: &[u8]) -> Option<[u8; 16]> {

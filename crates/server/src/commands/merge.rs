@@ -39,7 +39,7 @@ fn merge(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     // All are read before the first is taken: a request with a bad one changes nothing.
     let mut rows = Vec::with_capacity(request.len() / 3);
     for number in (1..request.len()).step_by(3) {
-        rows.push((request.at(number), incoming(request, number + 1)?));
+        rows.push((request.at(number), incoming(request, number + 1, exec.now_ms)?));
     }
     let mut taken = 0;
     for (key, incoming) in rows {
@@ -52,8 +52,14 @@ fn merge(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 const NO_TARGET: &str = "ERR this cluster is no target of a duplication: its rows have no stamps to compare a \
      record's with; `collie cluster duplicate add` in the other cluster sets that up";
 
-fn incoming<'r>(request: Request<'r>, number: usize) -> Result<Incoming<'r>, Failure> {
-    Incoming::decode(request.at(number), request.at(number + 1)).map_err(|bad| {
-        format!("ERR argument {number} is no header that COLLIE.MERGE takes: it has {bad}").into()
-    })
+fn incoming<'r>(request: Request<'r>, number: usize, now_ms: u64) -> Result<Incoming<'r>, Failure> {
+    let incoming = Incoming::decode(request.at(number), request.at(number + 1))
+        .map_err(|bad| format!("ERR argument {number} is no header that COLLIE.MERGE takes: it has {bad}"))?;
+    match incoming.is_ahead(now_ms) {
+        true => Err(format!(
+            "ERR argument {number} was written more than a day after this cluster's time: set the clocks of both right"
+        )
+        .into()),
+        false => Ok(incoming),
+    }
 }

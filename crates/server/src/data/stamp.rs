@@ -47,6 +47,11 @@ impl Stamp {
         Stamp { time, origin }
     }
 
+    /// When it was written, in milliseconds since the Unix epoch, by the clock of its cluster.
+    pub(crate) fn written_ms(self) -> u64 {
+        self.time >> COUNTER_BITS
+    }
+
     pub(crate) fn encode(self) -> [u8; Stamp::LEN] {
         let both = u128::from(self.time) | u128::from(self.origin) << u64::BITS;
         both.to_le_bytes()

@@ -44,7 +44,7 @@ pub(crate) fn run(shared: &Shared, partitions: &Partitions, stop: &Stop) {
     while !stop.wait(pause) {
         let next = match shared.client_pause.is_on() {
             true => NextSweep::Soon,
-            false => sweeper.sweep(shared, partitions, intervals),
+            false => sweeper.sweep(shared, partitions, intervals, stop),
         };
         intervals = if next == NextSweep::Later { RESTED } else { 1 };
         pause = match next {
@@ -77,7 +77,7 @@ struct Sweeper {
 
 impl Sweeper {
     /// One sweep, so many intervals behind the one before.
-    fn sweep(&mut self, shared: &Shared, partitions: &Partitions, intervals: u16) -> NextSweep {
+    fn sweep(&mut self, shared: &Shared, partitions: &Partitions, intervals: u16, stop: &Stop) -> NextSweep {
         let now_ms = shared.now_ms();
         let soon_ms = now_ms.saturating_add(INTERVAL.as_millis() as u64 * u64::from(RESTED));
         let mut next = NextSweep::Later;
@@ -93,6 +93,10 @@ impl Sweeper {
             // Another node may have written keys for which there are no hints here.
             let is_new = !self.groups.contains(&partition.group());
             for slot in partition.slots() {
+                // A look into a slot with large values takes milliseconds, and there may be 16,384.
+                if stop.wait(Duration::ZERO) {
+                    return NextSweep::Later;
+                }
                 let looks = is_new || part.contains(&slot) || partitions.due.is_due(slot, now_ms);
                 if looks
                     && let Err(error) = sweep_slot(shared, partitions, partition, slot, now_ms, &mut left)

@@ -262,6 +262,12 @@ fn what_is_refused_changes_nothing() {
         let expected = format!("-ERR argument 5 is no header that COLLIE.MERGE takes: it has {expected}\r\n");
         assert_eq!(refused, expected);
     }
+    let hours = |hours: u64| put((now_ms() + hours * 3_600_000) << 16, "ahead");
+    let refused = merge(&mut client, &[("{t}a", good.clone()), ("{t}b", hours(25))]);
+    assert!(
+        refused.starts_with("-ERR argument 5 was written more than a day after"),
+        "{refused}"
+    );
     let refused = client.line("COLLIE.MERGE {t}a x y {t}b");
     assert!(
         refused.starts_with("-ERR wrong number of arguments for 'collie.merge'"),

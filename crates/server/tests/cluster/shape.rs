@@ -347,6 +347,7 @@ fn the_clusters_that_get_the_rows_are_asked_for_and_listed() {
     let id = "00112233445566778899aabbccddeeff";
     let own = client.line(&format!("COLLIE.DUPLICATE RECEIVE {id}"));
     assert_eq!(own, format!("$32\r\n{}\r\n", "ab".repeat(16)));
+    assert_eq!(client.line("COLLIE.DUPLICATE ID"), own);
     let asked = node.fake.node_requests.lock().unwrap().clone();
     let [
         NodeRequest::Duplicate { name, addresses },
@@ -362,7 +363,7 @@ fn the_clusters_that_get_the_rows_are_asked_for_and_listed() {
     let listed = client.line("COLLIE.DUPLICATE LIST");
     for (name, value) in [
         ("name", "$6\r\nsecond"),
-        ("addresses", "$28\r\na.host:7001,192.0.2.1:7002"),
+        ("addresses", "$26\r\na.host:7001,192.0.2.1:7002"),
         ("partitions", ":9"),
         ("waiting", ":1"),
         ("copying", ":2"),

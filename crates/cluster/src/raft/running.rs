@@ -359,6 +359,10 @@ impl Running {
             let _ending = self.appends.send((append, reply));
             return;
         }
+        let asks_for_vote = matches!(incoming.request, Request::Vote(_) | Request::PreVote(_));
+        if asks_for_vote && self.promises.is_silent() {
+            return self.vote_later(incoming, reply);
+        }
         let is_of_tables = matches!(
             incoming.request,
             Request::Offer(_) | Request::Piece(_) | Request::SnapshotEnd(_)

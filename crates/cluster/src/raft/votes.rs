@@ -1,5 +1,6 @@
 //! Votes, and leadership that is handed over. See [`leases`](crate::raft::leases) for what a vote waits for.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -12,6 +13,7 @@ use crate::raft::messages::{from_vote_response, to_transfer, to_vote_request};
 use crate::raft::running::Running;
 use crate::raft::types::{Groups, Member};
 use crate::transport::wire::{Refusal, Request, Response, TransferLeader, VoteRequest};
+use crate::transport::{Incoming, Reply};
 
 /// A replica that is to lead waits so long for entries that it lacks.
 const TRANSFER_WAITS: Duration = Duration::from_secs(1);
@@ -21,21 +23,27 @@ fn failed(error: &dyn std::fmt::Display) -> Response {
 }
 
 impl Running {
-    /// Waits until the replica may vote; says whether it goes on until then.
-    async fn may_vote(&self) -> bool {
+    /// Takes a request for a vote as soon as the replica may vote, if it goes on until then. It keeps nothing open
+    /// meanwhile.
+    pub(super) fn vote_later(self: Arc<Self>, incoming: Incoming, reply: Reply) {
+        let (promises, running) = (Arc::clone(&self.promises), Arc::downgrade(&self));
         let mut stop = self.stop.subscribe();
-        tokio::select! {
-            biased;
-            () = self.promises.are_over() => true,
-            _ = stop.wait_for(|stop| *stop) => false,
-        }
+        tokio::spawn(async move {
+            tokio::select! {
+                biased;
+                // An error: it has ended, too.
+                _ = stop.wait_for(|stop| *stop) => {}
+                () = promises.are_over() => {
+                    if let Some(running) = running.upgrade() {
+                        running.handle(incoming, reply);
+                    }
+                }
+            }
+        });
     }
 
     /// Votes for a candidate, or does not.
     pub(super) async fn vote(&self, mut request: VoteRequest) -> Response {
-        if !self.may_vote().await {
-            return failed(&"it is being closed");
-        }
         self.parking.need();
         let candidate = request.vote.leader;
         let _turn = match request.leadership_transfer {
@@ -62,9 +70,6 @@ impl Running {
 
     /// Whether it would vote for a candidate.
     pub(super) async fn pre_vote(&self, request: VoteRequest) -> Response {
-        if !self.may_vote().await {
-            return failed(&"it is being closed");
-        }
         self.wake().await;
         match self.raft.pre_vote(to_vote_request(&request)).await {
             Ok(answer) => Response::PreVoted(from_vote_response(&answer)),

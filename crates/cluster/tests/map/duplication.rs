@@ -15,7 +15,8 @@ use super::moves::ask;
 use super::sites::{Site, bootstrap, settled, sites, until};
 
 /// The rows of the other cluster: of each key the stamp, and the value, unless it was removed.
-type Rows = BTreeMap<Vec<u8>, ([u64; 2], Option<Vec<u8>>)>;
+type Rows = BTreeMap<Vec<u8>, State>;
+type State = ([u64; 2], Option<Vec<u8>>);
 
 /// Another cluster of two nodes, each with half of the slots.
 #[derive(Debug, Default)]
@@ -92,8 +93,7 @@ impl Other {
     /// What it has of each key, removed ones apart.
     fn values(&self) -> BTreeMap<Vec<u8>, Vec<u8>> {
         let rows = self.rows.lock().unwrap();
-        let value =
-            |(key, (_, value)): (&Vec<u8>, &([u64; 2], Option<Vec<u8>>))| Some((key.clone(), value.clone()?));
+        let value = |(key, (_, value)): (&Vec<u8>, &State)| Some((key.clone(), value.clone()?));
         rows.iter().filter_map(value).collect()
     }
 }

@@ -289,9 +289,6 @@ impl ClusterInner {
     /// The same as figures.
     pub(super) fn duplication_figures(&self) -> Vec<Figure> {
         let all = self.duplications();
-        if all.is_empty() {
-            return Vec::new();
-        }
         let figure = |name, help, is_counter, value: &dyn Fn(&DuplicationInfo) -> u64| Figure {
             name,
             help,

@@ -44,9 +44,10 @@ fn ask(sites: &[Site], request: NodeRequest) -> Result<(), String> {
     until(sites, "an answer", || {
         let asked =
             sites[0].with(|node, runtime| runtime.block_on(node.cluster().change_node(request.clone())));
-        let is_final = !asked
-            .as_ref()
-            .is_err_and(|problem| problem.ends_with(": ask again"));
+        let is_final = !asked.as_ref().is_err_and(|problem| {
+            let again = [": ask again", ": ask again, or another node"];
+            again.iter().any(|again| problem.ends_with(again))
+        });
         is_final.then_some(asked)
     })
 }

@@ -6,12 +6,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use collie_cluster::testing::map::{LEVEL_OF_DUPLICATION, hex};
+use collie_cluster::testing::map::{self, LEVEL_OF_DUPLICATION};
+use collie_cluster::testing::wire::Target;
 use collie_cluster::{Begin, TargetConnection, TargetNetwork, TargetReply};
-use collie_server::cluster::{DuplicationInfo, NodeRequest, Route, Settled, Walked, slot_of};
+use collie_io::{Clock, RealClock};
+use collie_server::cluster::{DuplicationInfo, NodeRequest, Route, Settled, Walked, id_text, slot_of};
 use collie_server::duplication::rows_of;
 
 use super::moves::ask;
+use super::rules::{founded, founding};
 use super::sites::{Site, bootstrap, settled, sites, until};
 
 /// The rows of the other cluster: of each key the stamp, and the value, unless it was removed.
@@ -61,11 +64,11 @@ impl Other {
     fn answer(&self, at: usize, words: &[Vec<u8>]) -> TargetReply {
         if words[0] == b"COLLIE.DUPLICATE" {
             if self.is_another.load(Ordering::SeqCst) {
-                return TargetReply::Text(hex(b"a third one....."));
+                return TargetReply::Text(id_text(b"a third one....."));
             }
             return match &*self.says.lock().unwrap() {
                 Some(text) => TargetReply::Error(text.clone()),
-                None => TargetReply::Text(hex(&self.id)),
+                None => TargetReply::Text(id_text(&self.id)),
             };
         }
         assert_eq!(words[0], b"COLLIE.MERGE");
@@ -307,6 +310,64 @@ fn another_cluster_in_the_place_of_the_target_gets_nothing() {
     other.is_another.store(false, Ordering::SeqCst);
     let both = [(b"one".to_vec(), b"1".to_vec()), (b"two".to_vec(), b"2".to_vec())];
     until_has(&sites, &other, &both.into());
+}
+
+#[test]
+fn marks_of_removed_rows_stay_until_all_targets_have_them() {
+    let (sites, other) = clusters(1, 1, 1);
+    ask(&sites[0], duplicate()).unwrap();
+    let forgets = || {
+        let partition = sites[0].with(|node, _| match node.cluster().route(0) {
+            Route::Here(partition) => Some(partition),
+            _ => None,
+        });
+        partition.map(|partition| partition.forgets_before_ms())
+    };
+    let first = until(&sites, "that all is sent", || forgets().filter(|time| *time > 0));
+    let hour_ago = || RealClock.wall_ms() - 3_600_000;
+    assert!(first <= hour_ago(), "they stay for an hour");
+    other.is_away.store(true, Ordering::SeqCst);
+    set(&sites, b"gone", Some(b"1"));
+    set(&sites, b"gone", None);
+    until(&sites, "what keeps it", || info(&sites[0]).problem);
+    let while_away = forgets();
+    // Several looks, which are 3 s apart here.
+    std::thread::sleep(Duration::from_secs(7));
+    assert_eq!(forgets(), while_away);
+    other.is_away.store(false, Ordering::SeqCst);
+    until(&sites, "that all is sent", || {
+        forgets().filter(|time| Some(*time) > while_away)
+    });
+    assert_eq!(
+        other.rows.lock().unwrap()[&b"gone"[..]].1,
+        None,
+        "it has the removal"
+    );
+}
+
+#[test]
+fn a_cluster_has_so_many_targets_and_no_more() {
+    let (mut map, _) = founded(&founding(1, 1, 1));
+    let target = |number: u8| Target {
+        name: format!("target-{number}"),
+        cluster: [number; 16],
+        addresses: vec!["a.host:1".to_owned()],
+    };
+    for number in 1..=8 {
+        let changes = map::duplicate(&map, &target(number)).unwrap();
+        map = map.with(changes.unwrap());
+    }
+    let refused = map::duplicate(&map, &target(9)).unwrap_err();
+    assert!(
+        refused.contains("to 8 others, and can be to no more"),
+        "{refused}"
+    );
+    let ended = map::end_duplication(&map, "target-3").unwrap();
+    map = map.with(ended.unwrap());
+    let changes = map::duplicate(&map, &target(9)).unwrap();
+    map = map.with(changes.unwrap());
+    let numbers: Vec<_> = map.duplications.targets.iter().map(|one| one.number).collect();
+    assert_eq!(numbers, [1, 2, 4, 5, 6, 7, 8, 9], "none is given twice");
 }
 
 #[test]

@@ -231,6 +231,12 @@ fn a_part_of_the_rows_ends_where_many_were_removed() {
         }
     }
     assert_eq!(rows, [last.to_vec()]);
+    // Behind the slots there is nothing, as for who goes on where a split came meanwhile.
+    for beyond in [slot, slot + 1, 16_383] {
+        machine.flush().unwrap();
+        let part = machine.rows_after(Some((beyond, b"k")), &(0..=slot - 1), 16);
+        assert_eq!(part.unwrap().rows, [], "behind slot {beyond}");
+    }
     assert!((2..50).contains(&parts), "{parts} parts");
 }
 

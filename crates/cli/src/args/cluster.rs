@@ -212,7 +212,7 @@ pub(crate) struct StatusArgs {
 }
 
 // The password and TLS of connections to the nodes, as for any client.
-#[derive(Debug, Default, clap::Args)]
+#[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct AccessArgs {
     /// The password is the first line of this file. Without it, that is in COLLIE_PASSWORD, if it is set.
     #[arg(long, value_name = "FILE", conflicts_with = "password")]

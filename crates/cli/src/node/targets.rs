@@ -1,7 +1,7 @@
 //! The way to other clusters, which rows are duplicated to: as any client has it, with a password and by TLS.
 
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use collie_cli::resp::{Client, Reply};
@@ -20,9 +20,15 @@ pub(super) struct Targets(pub(super) AccessArgs);
 impl TargetNetwork for Targets {
     /// The files are read each time: a new password needs no restart.
     fn connect(&self, address: &str) -> io::Result<Box<dyn TargetConnection>> {
-        let access = Access::of(&self.0).map_err(|error| io::Error::other(format!("{error:#}")))?;
+        let (host, port) = parts(address)?;
+        let mut args = self.0.clone();
+        if args.tls_ca_cert_file.is_some() && host.parse::<IpAddr>().is_err() {
+            // As any client: the certificate is to be for the name that was given, or that a node has sent it to.
+            args.tls_name = Some(host.to_owned());
+        }
+        let access = Access::of(&args).map_err(|error| io::Error::other(format!("{error:#}")))?;
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the name stands for no address");
-        for found in resolve(address)? {
+        for found in (host, port).to_socket_addrs()? {
             match access.connect(found, PATIENCE) {
                 Ok(client) => return Ok(Box::new(Target(client))),
                 Err(error) => last = error,
@@ -33,7 +39,7 @@ impl TargetNetwork for Targets {
 }
 
 /// Behind the last colon is the port; an address of IPv6 may stand without brackets, as in MOVED.
-fn resolve(address: &str) -> io::Result<Vec<SocketAddr>> {
+fn parts(address: &str) -> io::Result<(&str, u16)> {
     let wrong = || io::Error::new(io::ErrorKind::InvalidInput, "expected HOST:PORT");
     let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
     let port = port.parse::<u16>().map_err(|_| wrong())?;
@@ -41,7 +47,7 @@ fn resolve(address: &str) -> io::Result<Vec<SocketAddr>> {
         .strip_prefix('[')
         .and_then(|host| host.strip_suffix(']'))
         .unwrap_or(host);
-    Ok((host, port).to_socket_addrs()?.collect())
+    Ok((host, port))
 }
 
 /// A connection to a node of another cluster.
@@ -90,14 +96,15 @@ mod tests {
     #[test]
     fn addresses_stand_as_nodes_name_them() {
         for (text, expected) in [
-            ("127.0.0.1:7001", "127.0.0.1:7001"),
-            ("::1:7001", "[::1]:7001"),
-            ("[::1]:7001", "[::1]:7001"),
+            ("127.0.0.1:7001", "127.0.0.1"),
+            ("::1:7001", "::1"),
+            ("[::1]:7001", "::1"),
+            ("a.host:7001", "a.host"),
         ] {
-            assert_eq!(resolve(text).unwrap(), [expected.parse().unwrap()]);
+            assert_eq!(parts(text).unwrap(), (expected, 7001));
         }
         for wrong in ["127.0.0.1", "127.0.0.1:x", "", "127.0.0.1:70000"] {
-            resolve(wrong).unwrap_err();
+            parts(wrong).unwrap_err();
         }
     }
 }

@@ -52,6 +52,27 @@ pub fn slot_of(key: &[u8]) -> u16 {
     CRC16.checksum(tag().unwrap_or(key)) % SLOTS
 }
 
+/// The id of a cluster as it is shown: 32 hexadecimal digits.
+#[must_use]
+pub fn id_text(id: &[u8; 16]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The id that these digits show.
+#[must_use]
+pub fn id_of(digits: &[u8]) -> Option<[u8; 16]> {
+    let mut id = [0; 16];
+    let (pairs, rest) = digits.as_chunks::<2>();
+    if pairs.len() != id.len() || !rest.is_empty() {
+        return None;
+    }
+    let value = |digit: u8| char::from(digit).to_digit(16);
+    for (byte, [high, low]) in id.iter_mut().zip(pairs) {
+        *byte = u8::try_from(value(*high)? << 4 | value(*low)?).ok()?;
+    }
+    Some(id)
+}
+
 /// The partitions and nodes of a cluster, as one node has them. Nothing here blocks.
 pub trait Cluster: fmt::Debug + Send + Sync + 'static {
     /// The nodes and the partitions.
@@ -547,6 +568,17 @@ pub enum Refused {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_id_is_read_as_it_is_shown() {
+        let own = *b"\x00\xffcluster of tes";
+        assert_eq!(id_of(id_text(&own).as_bytes()), Some(own));
+        assert_eq!(id_of(id_text(&own).to_uppercase().as_bytes()), Some(own));
+        let shown = id_text(&own);
+        for wrong in ["", "00", &shown[1..], &format!("{shown}0"), &"+1".repeat(16)] {
+            assert_eq!(id_of(wrong.as_bytes()), None, "{wrong}");
+        }
+    }
 
     #[test]
     fn slots_are_those_of_redis() {

@@ -16,6 +16,7 @@ use collie_cluster::{
 use collie_db::{Options, Shared, SharedOptions};
 use collie_io::{RealClock, RealDevice};
 use collie_log::{LogOptions, LogSet, LogSetOptions, RingMode};
+use collie_server::cluster::id_text;
 use collie_server::{Addresses, Server, ServerConfig, termination};
 use rustix::thread::disable_transparent_huge_pages;
 use tokio::runtime::{Builder, Runtime};
@@ -23,9 +24,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{LogLayout, NodeArgs};
 use crate::serve::{Effective, Reload, announce, ended, prepare, serve_until, show};
-use targets::Targets;
 
 use config::{COMMAND_BYTES, NodeConfig, NodeSettings, Places, begin};
+use targets::Targets;
 
 /// The ring of the node's own store, and a segment of its log: it holds little.
 const OWN_BYTES: usize = 1 << 20;
@@ -109,7 +110,7 @@ fn serve(start: Start, config: ServerConfig, reload: Reload<NodeConfig>) -> anyh
         format_args!(
             "node {} of cluster {}, for other nodes at {}",
             identity.node,
-            hex(&identity.cluster),
+            id_text(&identity.cluster),
             peer
         ),
     );
@@ -272,8 +273,4 @@ fn options(start: &Start) -> anyhow::Result<ClusterOptions> {
         ..Options::default()
     };
     Ok(options)
-}
-
-fn hex(id: &[u8]) -> String {
-    id.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -15,6 +15,6 @@
 mod sender;
 mod target;
 
-pub(crate) use sender::{Sender, SenderState, note};
+pub(crate) use sender::{RunningSender, Sender, SenderState, Senders, note};
 pub(crate) use target::{TargetCluster, own_id};
 pub use target::{TargetConnection, TargetNetwork, TargetReply};

@@ -1,6 +1,6 @@
 //! What the leader of a partition sends to a target: first all rows, and then those that entries change.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,10 +8,12 @@ use std::time::Duration;
 use collie_server::cluster::{Partition, Refused, Settled, Walked};
 use collie_server::duplication::{key_of, record, rows_of};
 use parking_lot::Mutex;
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::blocking::blocking;
 use crate::duplication::target::{MergeRow, TargetCluster};
+use crate::ids::{GroupId, ReplicaId};
 use crate::raft::{ChangedRows, Replica, Row};
 use crate::replica_store::{SentTo, sent_key};
 
@@ -209,6 +211,38 @@ impl Sender {
             self.state.rows.fetch_add(count, Ordering::Relaxed);
         }
         Ok(count)
+    }
+}
+
+/// What a sender sends: which replica, to which target.
+pub(crate) type Which = (ReplicaId, u64);
+
+/// The senders of this node.
+#[derive(Default)]
+pub(crate) struct Senders(pub(crate) BTreeMap<Which, RunningSender>);
+
+/// A sender that runs.
+pub(crate) struct RunningSender {
+    pub(crate) group: GroupId,
+    pub(crate) state: Arc<SenderState>,
+    pub(crate) task: AbortHandle,
+}
+
+impl Senders {
+    /// Ends those of which this is true.
+    pub(crate) fn end(&mut self, ends: impl Fn(&Which, &RunningSender) -> bool) {
+        self.0.retain(|which, running| {
+            let ends = ends(which, running);
+            if ends {
+                running.task.abort();
+            }
+            !ends
+        });
+    }
+
+    /// Those of a target.
+    pub(crate) fn of(&self, target: u64) -> impl Iterator<Item = (&Which, &RunningSender)> {
+        self.0.iter().filter(move |((_, number), _)| *number == target)
     }
 }
 

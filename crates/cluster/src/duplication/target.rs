@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{fmt, io};
 
+use collie_server::cluster::{id_of, id_text};
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use crate::blocking::blocking;
-use crate::map::hex;
 use crate::transport::wire::ClusterId;
 
 /// Bytes of rows in one command, and rows, at most; one is always taken.
@@ -253,8 +253,8 @@ impl TargetCluster {
             true => Ok(connection),
             false => Err(io::Error::other(format!(
                 "it is a node of cluster {}, and not of {}: end this duplication, and add it anew",
-                hex(&found),
-                hex(&self.cluster)
+                id_text(&found),
+                id_text(&self.cluster)
             ))),
         }
     }
@@ -308,14 +308,14 @@ pub(crate) fn own_id(
                 continue;
             }
         };
-        let asked = asked_id(&mut *connection, &["COLLIE.DUPLICATE", "RECEIVE", &hex(own)]);
+        let asked = asked_id(&mut *connection, &["COLLIE.DUPLICATE", "RECEIVE", &id_text(own)]);
         let id = asked.map_err(|problem| format!("{address}: {problem}"))?;
         let (known, of) = first.get_or_insert((id, address));
         if *known != id {
             return Err(format!(
                 "{of} is a node of cluster {}, and {address} one of {}: name nodes of one cluster",
-                hex(known),
-                hex(&id)
+                id_text(known),
+                id_text(&id)
             ));
         }
     }
@@ -328,7 +328,7 @@ fn asked_id(connection: &mut dyn TargetConnection, words: &[&str]) -> Result<Clu
     let replies = connection.call(&[words]);
     match replies.map_err(|error| error.to_string())?.first() {
         Some(TargetReply::Text(text)) => {
-            id(text).ok_or_else(|| format!("expected the id of a cluster, found {text:?}"))
+            id_of(text.as_bytes()).ok_or_else(|| format!("expected the id of a cluster, found {text:?}"))
         }
         Some(TargetReply::Error(text)) if text.contains("unknown command") => Err(format!(
             "it is no node of a cluster that can be a target, or of an older version ({text}): run this version there"
@@ -342,19 +342,6 @@ fn asked_id(connection: &mut dyn TargetConnection, words: &[&str]) -> Result<Clu
         Some(TargetReply::Error(text)) => Err(format!("it has refused: {text}")),
         other => Err(format!("expected the id of a cluster, found {other:?}")),
     }
-}
-
-fn id(text: &str) -> Option<ClusterId> {
-    let mut id = ClusterId::default();
-    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-    let are_digits = text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if pairs.len() != id.len() || !rest.is_empty() || !are_digits {
-        return None;
-    }
-    for (byte, pair) in id.iter_mut().zip(pairs) {
-        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
-    }
-    Some(id)
 }
 
 #[cfg(test)]
@@ -373,20 +360,5 @@ mod tests {
         assert_eq!(at("MOVED 12 :7002"), Some((12, "first:7002".to_owned())));
         assert_eq!(at("MOVED"), None);
         assert_eq!(at("TRYAGAIN"), None);
-    }
-
-    #[test]
-    fn an_id_is_read_as_it_is_shown() {
-        let own: ClusterId = *b"\x00\xffcluster of tes";
-        assert_eq!(id(&hex(&own)), Some(own));
-        for wrong in [
-            "",
-            "00",
-            &hex(&own)[1..],
-            &format!("{}0", hex(&own)),
-            &"+1".repeat(16),
-        ] {
-            assert_eq!(id(wrong), None, "{wrong}");
-        }
     }
 }

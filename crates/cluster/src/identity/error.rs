@@ -131,8 +131,3 @@ pub enum IdentityError {
         dir: PathBuf,
     },
 }
-
-/// An id as operators read it.
-pub(crate) fn hex(id: &[u8]) -> String {
-    id.iter().map(|byte| format!("{byte:02x}")).collect()
-}

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
+use collie_server::cluster::{id_of, id_text};
 
-use crate::identity::error::{IdentityError, hex};
+use crate::identity::error::IdentityError;
 use crate::identity::store::NodeIdentity;
 use crate::transport::wire::{ClusterId, NodeId};
 
@@ -37,7 +38,7 @@ impl Mark {
             disk,
             id,
         } = self;
-        let (cluster, id) = (hex(cluster), hex(id));
+        let (cluster, id) = (id_text(cluster), id_text(id));
         format!("collie disk 1\ncluster {cluster}\nnode {node}\ndisk {disk}\nid {id}\n")
     }
 
@@ -46,10 +47,10 @@ impl Mark {
         let mut field = |name: &str| lines.next()?.strip_prefix(name)?.strip_prefix(' ');
         (field("collie disk")? == "1").then_some(())?;
         let mark = Self {
-            cluster: unhex(field("cluster")?)?,
+            cluster: id_of(field("cluster")?.as_bytes())?,
             node: field("node")?.parse().ok()?,
             disk: field("disk")?.parse().ok()?,
-            id: unhex(field("id")?)?,
+            id: id_of(field("id")?.as_bytes())?,
         };
         // Whatever reads differently is none: signs, zeros in front, more lines.
         (mark.text() == text).then_some(mark)
@@ -60,21 +61,10 @@ impl Mark {
             "disk {} of node {} of cluster {} ({})",
             self.disk,
             self.node,
-            hex(&self.cluster),
-            hex(&self.id)
+            id_text(&self.cluster),
+            id_text(&self.id)
         )
     }
-}
-
-fn unhex(text: &str) -> Option<[u8; 16]> {
-    let mut id = [0; 16];
-    if text.len() != 32 {
-        return None;
-    }
-    for (at, byte) in id.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
-    }
-    Some(id)
 }
 
 fn io(op: &'static str, path: &Path, error: std::io::Error) -> IdentityError {

@@ -5,7 +5,6 @@ mod mark;
 mod store;
 
 pub use error::IdentityError;
-pub(crate) use error::hex;
 pub use mark::MARK;
 pub(crate) use mark::{check_disks, check_free, mark_disks};
 pub use store::{Asked, NodeIdentity, is_node};

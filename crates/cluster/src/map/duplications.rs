@@ -1,7 +1,9 @@
 //! How the clusters change that this one duplicates its rows to.
 
+use collie_server::cluster::id_text;
+
 use crate::map::records::LEVEL_OF_DUPLICATION;
-use crate::map::targets::{Duplications, TargetRecord, hex, origin_of};
+use crate::map::targets::{Duplications, TargetRecord, origin_of};
 use crate::map::whole::{Changes, Map};
 use crate::transport::wire::{ADDRESSES_MAX, ClusterId, Target};
 
@@ -35,7 +37,7 @@ pub fn duplicate(map: &Map, target: &Target) -> Result<Option<Changes>, String> 
         };
         return Err(format!(
             "the cluster is duplicated to {} as {} already: {to_do}",
-            hex(&other.cluster),
+            id_text(&other.cluster),
             other.name
         ));
     }
@@ -118,7 +120,7 @@ fn is_another(map: &Map, other: &ClusterId) -> Result<(), String> {
     if own == other {
         return Err(format!(
             "cluster {} would be duplicated to itself: name a node of another cluster",
-            hex(own)
+            id_text(own)
         ));
     }
     // Stamps have a part of the ids.
@@ -127,7 +129,7 @@ fn is_another(map: &Map, other: &ClusterId) -> Result<(), String> {
     match same(own) || others.any(same) {
         true => Err(format!(
             "the ids of cluster {} and of another one begin alike: make a new cluster instead",
-            hex(other)
+            id_text(other)
         )),
         false => Ok(()),
     }

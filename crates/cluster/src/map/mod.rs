@@ -32,7 +32,7 @@ pub use records::{
 };
 pub use rules::{Founding, JoinRequest, describe, found, join, place, raise, voters};
 pub use splits::{Has, has_split, is_made_by_split, split, splits_from};
-pub use targets::{Duplications, TargetRecord, hex, origin_of};
+pub use targets::{Duplications, TargetRecord, origin_of};
 pub use whole::{Changes, Map, MapRow, NOWHERE};
 
 use crate::ids::GroupId;

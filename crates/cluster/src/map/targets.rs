@@ -42,12 +42,6 @@ pub fn origin_of(cluster: &ClusterId) -> u64 {
     u64::from_le_bytes([a, b, c, d, e, f, g, h]).max(1)
 }
 
-/// The id of a cluster as it is shown.
-#[must_use]
-pub fn hex(cluster: &ClusterId) -> String {
-    cluster.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 pub(super) fn key() -> Vec<u8> {
     KEY.to_vec()
 }

@@ -7,17 +7,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use collie_io::Clock;
-use collie_server::cluster::{DuplicationInfo, Figure};
+use collie_server::cluster::{DuplicationInfo, Figure, id_text};
 use futures_util::future::join_all;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use crate::blocking::blocking;
-use crate::duplication::{Sender, SenderState, TargetCluster, note, own_id};
+use crate::duplication::{RunningSender, Sender, SenderState, TargetCluster, note, own_id};
 use crate::ids::ReplicaId;
 use crate::map::{self, Map, TargetRecord, origin_of};
 use crate::node::map_requests::ask;
-use crate::node::senders::RunningSender;
 use crate::node::shared::ClusterInner;
 use crate::raft::Replica;
 use crate::replica_store::SentTo;
@@ -255,7 +254,7 @@ impl ClusterInner {
             let senders = self.senders.lock();
             let mut info = DuplicationInfo {
                 name: target.name.clone(),
-                cluster: map::hex(&target.cluster),
+                cluster: id_text(&target.cluster),
                 addresses: target.addresses.clone(),
                 partitions: map.partitions.len() as u64,
                 ..DuplicationInfo::default()

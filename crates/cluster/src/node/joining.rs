@@ -7,11 +7,12 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use collie_io::{Clock, Device};
+use collie_server::cluster::id_text;
 use tokio::time::sleep;
 
 use crate::blocking::blocking;
 use crate::identity::{
-    Asked, IdentityError, IdentityStore, NodeIdentity, check_disks, check_free, hex, mark_disks,
+    Asked, IdentityError, IdentityStore, NodeIdentity, check_disks, check_free, mark_disks,
 };
 use crate::map::{self, JoinRequest, NodeRecord};
 use crate::node::NodeError;
@@ -46,7 +47,7 @@ pub(super) async fn begin<N: Network>(
         (Some(identity), Begin::Bootstrap { .. }) => Err(IdentityError::Exists {
             dir: options.dir.clone(),
             node: identity.node,
-            cluster: hex(&identity.cluster),
+            cluster: id_text(&identity.cluster),
         }
         .into()),
         (Some(identity), begin) => {
@@ -351,8 +352,8 @@ async fn judge(inner: &ClusterInner, join: Join) -> Result<JoinAnswer, String> {
         return Err(format!(
             "node {node} is of cluster {}, and this node of cluster {}: give it the peers of its own cluster, or an empty \
              directory to join this one",
-            hex(&other),
-            hex(&cluster)
+            id_text(&other),
+            id_text(&cluster)
         ));
     }
     let levels = join.least..=join.most;

@@ -24,7 +24,6 @@ mod process;
 mod room;
 mod router;
 mod routing;
-mod senders;
 mod shared;
 mod splitting;
 mod status;

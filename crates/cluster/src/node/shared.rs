@@ -11,13 +11,13 @@ use collie_db::Db;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
+use crate::duplication::Senders;
 use crate::identity::{IdentityStore, NodeIdentity};
 use crate::ids::{GroupId, ReplicaId};
 use crate::map::{Founding, JoinRequest, MAP_GROUP, Map, NodeRecord};
 use crate::node::Node;
 use crate::node::options::ClusterOptions;
 use crate::node::routing::{Routing, is_alive};
-use crate::node::senders::Senders;
 use crate::node::steady::SteadyClock;
 use crate::raft::Replica;
 use crate::transport::wire::{MapRequest, NodeId, Refusal, Request, Response};

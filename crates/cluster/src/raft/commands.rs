@@ -212,7 +212,7 @@ impl Commands {
     /// Who leads, confirmed after this is called; what was acknowledged by then is applied, and so is a split that was
     /// committed.
     pub(super) async fn confirm(&self) -> Option<LeaderId> {
-        // What this leader has acknowledged was applied here before, and nobody else has acknowledged anything. A split
+        // What this leader has acknowledged was applied here before, and no other leader has acknowledged anything. A split
         // that it has submitted ends the run until it is decided: others may apply it sooner.
         if let Standing::Open(run) = self.leading.standing()
             && self.leases.holds(run.leader)

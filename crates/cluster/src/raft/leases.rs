@@ -2,9 +2,9 @@
 //!
 //! A follower that takes an append votes for no other leader for a while. A leader counts a lease from before it sent
 //! the appends that a majority has taken, and ends it before that while is over. Raft's own followers keep this as long
-//! as they run and nobody hands over; the rest is here, and each rule stands for a way to a stale read:
+//! as they run and no leader hands over; the rest is here, and each rule stands for a way to a stale read:
 //!
-//! 1. Raft forgets at a restart whom a replica has followed. So one that may have followed a leader votes for nobody
+//! 1. Raft forgets at a restart whom a replica has followed. So one that may have followed a leader gives no vote
 //!    for one lease after it was opened ([`Promises`]). All replicas keep that, whatever their own reads; from
 //!    [`LEVEL_OF_LEASES`] on all nodes run versions that do, and before that no leader counts on it.
 //! 2. Who is to lead by a transfer gets votes in spite of a lease. So a leader gives up its lease for as long as it
@@ -214,7 +214,7 @@ impl Lease {
 /// For whom a replica does not vote, as it has followed a leader.
 #[derive(Debug)]
 pub(super) struct Promises {
-    /// It may have followed one before it was opened: it votes for nobody until then.
+    /// It may have followed one before it was opened: it gives no vote until then.
     silent_until: Option<Instant>,
     /// Whom it has followed since.
     followed: Mutex<Option<LeaderId>>,
@@ -234,7 +234,7 @@ impl Promises {
         }
     }
 
-    /// Whether it votes for nobody now.
+    /// Whether it gives no vote now.
     pub(super) fn is_silent(&self) -> bool {
         self.silent_until.is_some_and(|until| Instant::now() < until)
     }
@@ -265,7 +265,7 @@ impl Promises {
     /// Whether the leader that was followed last has asked a candidate to lead whose last entry is `last`. Who is asked
     /// has all of the leader's log, which begins with an entry of its own, and follows no other: a last entry of that
     /// leader's says that it, or a later one, has asked. `led` is the last leadership of the replica itself, which counts
-    /// on nobody's promise but those of others.
+    /// on the promises of others alone.
     pub(super) fn allow(&self, last: Option<EntryId>, led: Option<LeaderId>) -> bool {
         let followed = *self.followed.lock();
         followed.is_none() || led > followed || last.map(|last| last.leader) == followed

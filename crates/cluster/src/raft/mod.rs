@@ -12,7 +12,7 @@
 //! 7. A leader hearing no majority for 1.5 s counts as none.
 //! 8. A node 500 ms off most clocks leads nothing.
 //! 9. A parked follower counts on its leader's node and on that node's word.
-//! 10. A replica that is opened votes for nobody for one lease; see `leases` for what leases need.
+//! 10. A replica that is opened gives no vote for one lease; see `leases` for what leases need.
 
 mod batching;
 mod beside;

@@ -23,7 +23,7 @@ pub struct GroupTimes {
     /// From one heartbeat of a leader to the next. Default 500 ms.
     pub heartbeat: Duration,
     /// A follower that has not heard a leader for [`election_max`](Self::election_max), and then for so
-    /// long, at least, asks for votes. A replica that is opened votes for nobody for so long, and a leader's lease is
+    /// long, at least, asks for votes. A replica that is opened gives no vote for so long, and a leader's lease is
     /// nine tenths of it. Default 1 s.
     pub election_min: Duration,
     /// And for so long at most. A replica votes for no other while it may have heard a leader within

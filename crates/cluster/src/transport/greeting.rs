@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use collie_io::Clock;
+use collie_server::cluster::id_text;
 use tokio::io::{AsyncWrite, AsyncWriteExt, split};
 use tokio::time::{Instant, timeout};
 
@@ -56,8 +57,8 @@ pub(super) fn check(own: &Identity, hello: &Hello) -> Result<(), GreetingError> 
     if hello.cluster != own.cluster {
         return Err(GreetingError::Cluster {
             node,
-            own: hex(&own.cluster),
-            found: hex(&hello.cluster),
+            own: id_text(&own.cluster),
+            found: id_text(&hello.cluster),
         });
     }
     if node == own.node {
@@ -101,10 +102,6 @@ pub(super) fn check_answer(
             found: hello.lane,
         }),
     }
-}
-
-fn hex(id: &[u8; 16]) -> String {
-    id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Answers a request to join, and ends the connection.

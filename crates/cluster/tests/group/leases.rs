@@ -54,7 +54,7 @@ enum Members {
 struct Led {
     alone: Alone,
     members: Arc<watch::Sender<Members>>,
-    /// What nobody has answered.
+    /// What was not answered.
     held: mpsc::UnboundedReceiver<(Incoming, Reply)>,
 }
 
@@ -167,7 +167,7 @@ impl Led {
         leads.await.unwrap_or_else(|_| panic!("it does not lead"));
     }
 
-    /// The next request that nobody has answered, and that is meant.
+    /// The next request that was not answered, and that is meant.
     async fn held(&mut self, is_meant: impl Fn(&Request) -> bool) -> (Incoming, Reply) {
         let next = timeout(CAP, async {
             loop {
@@ -188,7 +188,7 @@ fn a_lease_answers_reads_until_it_runs_out() {
         led.until_leased_and_silent().await;
         sleep(LEASE).await;
         let since = led.leadership().unwrap();
-        assert!(!led.confirms(since).await, "nobody has answered for a lease");
+        assert!(!led.confirms(since).await, "no follower has answered for a lease");
         led.set(Members::Answer);
         led.until_leased_and_silent().await;
     });
@@ -281,7 +281,7 @@ fn candidate(last: EntryId, leadership_transfer: bool) -> VoteRequest {
 }
 
 #[test]
-fn a_follower_opened_again_votes_for_nobody_for_a_lease() {
+fn a_follower_opened_again_gives_no_vote_for_a_lease() {
     runtime().block_on(async {
         for request in [Request::PreVote, Request::Vote] {
             let (alone, last) = follower_with(|options| options.times = patient()).await;
@@ -367,7 +367,7 @@ fn a_leader_with_a_lease_that_is_cut_off_reads_nothing_old() {
 
 /// The one whose word the lease counts on starts again, and the third, which has heard nothing for long, asks for votes.
 #[test]
-fn a_follower_that_starts_again_elects_nobody_beside_a_lease() {
+fn a_follower_that_starts_again_elects_none_beside_a_lease() {
     // Longer than it takes to start a node and to elect a leader.
     let election_max = 3 * patient().election_max;
     let cluster = Cluster::adjusted(Simulated::Nothing, move |options| {

@@ -1,14 +1,12 @@
 //! `COLLIE.DUPLICATE`: the clusters that get the rows of this one, for its operator and for those clusters.
 
 use collie_protocol::Request;
-use tokio::runtime::Handle;
 
+use super::nodes::{CATEGORIES, CHANGES, ask, changed, partitions};
 use super::row::{self, Command, container};
-use crate::cluster::{DuplicationInfo, NodeRequest};
-use crate::cost::Aside;
+use crate::cluster::{DuplicationInfo, NodeRequest, id_of, id_text};
 use crate::exec::{Exec, Flow, Outcome};
-use crate::failure::{Failure, text};
-use crate::partitions::Partitions;
+use crate::failure::Failure;
 
 /// The rows of its commands.
 pub(super) const ROWS: &[Command] = &[Command::new("collie.duplicate", -2, container)
@@ -19,9 +17,6 @@ pub(super) const ROWS: &[Command] = &[Command::new("collie.duplicate", -2, conta
     )
     .categories(&["@slow"])
     .subcommands(SUBCOMMANDS)];
-
-const CHANGES: &[&str] = &["admin", "stale", "no_async_loading", "no_multi"];
-const CATEGORIES: &[&str] = &["@admin", "@slow", "@dangerous"];
 
 const SUBCOMMANDS: &[Command] = &[
     Command::new("collie.duplicate|add", -4, add)
@@ -67,13 +62,6 @@ const SUBCOMMANDS: &[Command] = &[
         .categories(CATEGORIES),
 ];
 
-fn partitions<'a>(exec: &'a Exec<'_>) -> Result<&'a Partitions, Failure> {
-    exec.shared
-        .partitions
-        .as_ref()
-        .ok_or_else(|| text::NO_CLUSTER.into())
-}
-
 fn help(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     partitions(exec)?;
     row::help(exec, "collie.duplicate", SUBCOMMANDS)
@@ -87,26 +75,17 @@ fn word(arg: &[u8]) -> Result<String, Failure> {
 fn add(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let name = word(request.at(2))?;
     let addresses = request.iter().skip(3).map(word).collect::<Result<_, _>>()?;
-    let asked = ask(exec, NodeRequest::Duplicate { name, addresses })?;
-    reply_ok(exec, asked)
+    ask(exec, NodeRequest::Duplicate { name, addresses })
 }
 
 fn end(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let name = word(request.at(2))?;
-    let asked = ask(exec, NodeRequest::EndDuplication(name))?;
-    reply_ok(exec, asked)
-}
-
-fn reply_ok(exec: &mut Exec<'_>, asked: Flow) -> Outcome {
-    if matches!(asked, Flow::Next) {
-        exec.reply.ok();
-    }
-    Ok(asked)
+    ask(exec, NodeRequest::EndDuplication(name))
 }
 
 fn receive(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
-    let from = read_id(request.at(2)).ok_or("ERR the id of a cluster has 32 hexadecimal digits")?;
-    let asked = ask(exec, NodeRequest::Receive(from))?;
+    let from = id_of(request.at(2)).ok_or("ERR the id of a cluster has 32 hexadecimal digits")?;
+    let asked = changed(exec, NodeRequest::Receive(from))?;
     if matches!(asked, Flow::Next) {
         push_id(exec)?;
     }
@@ -121,34 +100,8 @@ fn id(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
 fn push_id(exec: &mut Exec<'_>) -> Result<(), Failure> {
     let own = partitions(exec)?.cluster.topology().cluster;
     let own = own.ok_or("ERR this node has no map yet: ask again")?;
-    let own: String = own.iter().map(|byte| format!("{byte:02x}")).collect();
-    exec.reply.bulk(own.as_bytes());
+    exec.reply.bulk(id_text(&own).as_bytes());
     Ok(())
-}
-
-fn read_id(digits: &[u8]) -> Option<[u8; 16]> {
-    let mut id = [0; 16];
-    let (pairs, rest) = digits.as_chunks::<2>();
-    if pairs.len() != id.len() || !rest.is_empty() {
-        return None;
-    }
-    let value = |digit: u8| char::from(digit).to_digit(16);
-    for (byte, [high, low]) in id.iter_mut().zip(pairs) {
-        *byte = u8::try_from(value(*high)? << 4 | value(*low)?).ok()?;
-    }
-    Some(id)
-}
-
-/// Waits until the map is changed, or is not.
-fn ask(exec: &mut Exec<'_>, wanted: NodeRequest) -> Result<Flow, Failure> {
-    let partitions = partitions(exec)?;
-    if !exec.may_block {
-        return Ok(Flow::Aside(Aside::Waits));
-    }
-    match Handle::current().block_on(partitions.cluster.change_node(wanted)) {
-        Ok(()) => Ok(Flow::Next),
-        Err(problem) => Err(format!("ERR {problem}").into()),
-    }
 }
 
 fn list(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
@@ -189,19 +142,5 @@ fn push(exec: &mut Exec<'_>, one: &DuplicationInfo) {
     for (name, value) in numbers {
         reply.bulk(name.as_bytes());
         reply.integer(i64::try_from(value).unwrap_or(i64::MAX));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_id_has_so_many_digits() {
-        let id = read_id(b"00112233445566778899aabbccddEEff").unwrap();
-        assert_eq!((id[1], id[15]), (0x11, 0xff));
-        for wrong in [&b""[..], b"00", b"0011223344556677 899aabbccddeeff", &[b'0'; 34]] {
-            assert_eq!(read_id(wrong), None);
-        }
     }
 }

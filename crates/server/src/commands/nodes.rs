@@ -18,8 +18,8 @@ pub(super) const ROWS: &[Command] = &[Command::new("collie.node", -2, container)
     .categories(&["@slow"])
     .subcommands(SUBCOMMANDS)];
 
-const CHANGES: &[&str] = &["admin", "stale", "no_async_loading", "no_multi"];
-const CATEGORIES: &[&str] = &["@admin", "@slow", "@dangerous"];
+pub(super) const CHANGES: &[&str] = &["admin", "stale", "no_async_loading", "no_multi"];
+pub(super) const CATEGORIES: &[&str] = &["@admin", "@slow", "@dangerous"];
 
 const SUBCOMMANDS: &[Command] = &[
     Command::new("collie.node|drain", 3, change)
@@ -94,7 +94,7 @@ const SUBCOMMANDS: &[Command] = &[
         .categories(CATEGORIES),
 ];
 
-fn partitions<'a>(exec: &'a Exec<'_>) -> Result<&'a Partitions, Failure> {
+pub(super) fn partitions<'a>(exec: &'a Exec<'_>) -> Result<&'a Partitions, Failure> {
     exec.shared
         .partitions
         .as_ref()
@@ -161,17 +161,23 @@ fn layout(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     ask(exec, NodeRequest::Layout { node, of, layout })
 }
 
+/// Asks for a change of the map, and replies that it is made.
+pub(super) fn ask(exec: &mut Exec<'_>, wanted: NodeRequest) -> Outcome {
+    let asked = changed(exec, wanted)?;
+    if matches!(asked, Flow::Next) {
+        exec.reply.ok();
+    }
+    Ok(asked)
+}
+
 /// Waits until the map is changed, or is not.
-fn ask(exec: &mut Exec<'_>, wanted: NodeRequest) -> Outcome {
+pub(super) fn changed(exec: &mut Exec<'_>, wanted: NodeRequest) -> Outcome {
     let partitions = partitions(exec)?;
     if !exec.may_block {
         return Ok(Flow::Aside(Aside::Waits));
     }
     match Handle::current().block_on(partitions.cluster.change_node(wanted)) {
-        Ok(()) => {
-            exec.reply.ok();
-            Ok(Flow::Next)
-        }
+        Ok(()) => Ok(Flow::Next),
         Err(problem) => Err(format!("ERR {problem}").into()),
     }
 }

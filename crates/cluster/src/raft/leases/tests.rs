@@ -215,7 +215,7 @@ fn vote(committed: bool) -> Option<Vote> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_opened_replica_votes_for_nobody_for_one_lease() {
+async fn an_opened_replica_gives_no_vote_for_one_lease() {
     let times = GroupTimes::default();
     let promises = Promises::new(vote(true), &times);
     let begun = Instant::now();
@@ -223,7 +223,7 @@ async fn an_opened_replica_votes_for_nobody_for_one_lease() {
     promises.are_over().await;
     assert_eq!(begun.elapsed(), times.election_min);
     assert!(!promises.is_silent());
-    // It has voted, and followed nobody since.
+    // It has voted, and followed no leader since.
     assert!(!Promises::new(vote(false), &times).is_silent());
     assert!(!Promises::new(None, &times).is_silent());
 }
@@ -233,7 +233,7 @@ fn a_transfer_is_that_of_the_leader_that_was_followed() {
     let id = |term, replica| LeaderId { term, replica };
     let last = |leader| Some(EntryId { leader, index: 9 });
     let promises = Promises::new(None, &GroupTimes::default());
-    assert!(promises.allow(last(id(1, 1)), None), "it follows nobody");
+    assert!(promises.allow(last(id(1, 1)), None), "it follows no leader");
     promises.followed(id(4, 2));
     promises.followed(id(3, 3));
     assert!(promises.allow(last(id(4, 2)), None));

@@ -16,12 +16,12 @@ use clap::{Parser, Subcommand};
 pub(crate) use address::Address;
 pub(crate) use ca::CaCommand;
 pub(crate) use cluster::{
-    AccessArgs, ClusterCommand, DownArgs, DuplicateCommand, LayoutArgs, NodesArgs, SplitArgs, StatusArgs,
-    UpArgs, WhereArgs,
+    AcceptLossArgs, AccessArgs, ClusterCommand, DownArgs, DuplicateCommand, LayoutArgs, NodesArgs, SplitArgs,
+    StatusArgs, UpArgs, WhereArgs,
 };
 pub(crate) use front::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 pub(crate) use log::LogCommand;
-pub(crate) use node::{LOG_LIMIT_LEAST, LogLayout, NodeArgs, REPLACE_AFTER_LEAST, ReadsBy};
+pub(crate) use node::{EntriesOn, LOG_LIMIT_LEAST, LogLayout, NodeArgs, REPLACE_AFTER_LEAST, ReadsBy};
 pub(crate) use rings::RingsArgs;
 pub(crate) use serve::{ServeArgs, ServingArgs};
 pub(crate) use tls::{AuthClients, TlsArgs};

@@ -68,8 +68,8 @@ pub use duplication::{TargetConnection, TargetNetwork, TargetReply};
 pub use identity::{Asked, IdentityError, MARK, NodeIdentity, is_node};
 pub use layouts::{Layout, Layouts};
 pub use node::{Begin, ClusterError, ClusterNode, ClusterOptions, LEVEL_OF_LAYOUTS, NodeError};
-pub use raft::LEVEL_OF_LEASES;
-pub use raftlog::{NodeLogOptions, NodeStoreOptions};
+pub use raft::{LEVEL_OF_LEASES, LEVEL_OF_LOSSES};
+pub use raftlog::{EntryDurability, NodeLogOptions, NodeStoreOptions};
 pub use transport::{Network, PlainTcp, TLS_NAME, TlsContents, TlsError, TlsFiles, TlsTcp, Validity};
 
 /// What this crate's own tests need and users do not. It is built with the feature `testing` alone, so that
@@ -77,6 +77,7 @@ pub use transport::{Network, PlainTcp, TLS_NAME, TlsContents, TlsError, TlsFiles
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod testing {
+    pub use crate::identity::LossRecord;
     pub use crate::ids::*;
     pub use crate::node::*;
     pub use crate::raft::*;

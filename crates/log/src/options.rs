@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use collie_io::{Device, RealDevice, Scheduler};
 
 use crate::Lsn;
 use crate::error::LogError;
 use crate::format::{BLOCK, FRAME_HEADER, LogId, RING_DIR_MAX};
+use crate::recovery::RingOutcome;
 use crate::set::LogSet;
 
 /// Where LSNs start: high enough that no small number is mistaken for one.
@@ -197,6 +199,21 @@ pub struct LogOptions {
     pub threads: bool,
     /// The set whose threads work for the log, instead of threads of its own. Default: none.
     pub set: Option<LogSet>,
+    /// Called by an opening that finds the ring of the process before gone, or not to be used, before it changes
+    /// anything. Default: none.
+    pub on_lost_ring: Option<OnLostRing>,
+}
+
+/// Learns that what was acknowledged at [`Level::Process`] and not yet flushed may be lost. The next opening finds the
+/// ring of this one, and nothing that is missing: so what is to be remembered must be stored when this returns. An
+/// error of it ends the opening, as [`LogError::Io`].
+#[derive(Clone)]
+pub struct OnLostRing(pub Arc<dyn Fn(&RingOutcome) -> io::Result<()> + Send + Sync>);
+
+impl fmt::Debug for OnLostRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OnLostRing").finish_non_exhaustive()
+    }
 }
 
 impl Default for LogOptions {
@@ -222,6 +239,7 @@ impl Default for LogOptions {
             scheduler: None,
             threads: true,
             set: None,
+            on_lost_ring: None,
         }
     }
 }

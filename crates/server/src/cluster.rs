@@ -20,6 +20,7 @@
 //! Rows are the engine's form of keys and values: users' keys and their index by expiry, as in
 //! `docs/design/formats/values.md`. All rows of one command are in one slot.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -219,6 +220,8 @@ pub struct Topology {
     pub logs: LogsInfo,
     /// How its leaders make sure that reads are of the newest state.
     pub reads: Reads,
+    /// What entries wait for on this node.
+    pub durability: Durability,
     /// The nodes, in the order of their numbers.
     pub nodes: Vec<NodeInfo>,
     /// The partitions, in the order of their slots. Slots may be missing.
@@ -271,6 +274,11 @@ pub enum NodeRequest {
     },
     /// All speak a newer feature level, and it is to be used.
     Finalize,
+    /// What replicas have lost is lost: those that hear no leader vote with what they have.
+    AcceptLoss {
+        /// Nodes that need not answer.
+        without: BTreeSet<u64>,
+    },
     /// The partition that has this slot is to give it, and all behind it, to a new one.
     Split(u16),
     /// The cluster's rows are to go to another one, too.
@@ -349,6 +357,27 @@ impl Reads {
         match self {
             Self::Index => "index",
             Self::Lease => "lease",
+        }
+    }
+}
+
+/// What a replica's entries survive when it acknowledges them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// The loss of power.
+    #[default]
+    Disk,
+    /// The end of the process.
+    Process,
+}
+
+impl Durability {
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Disk => "disk",
+            Self::Process => "process",
         }
     }
 }

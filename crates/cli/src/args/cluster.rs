@@ -7,7 +7,7 @@ use clap::Subcommand;
 
 use super::address::address;
 use super::ca::CaCommand;
-use super::node::{LogLayout, ReadsBy, log_limit};
+use super::node::{EntriesOn, LogLayout, ReadsBy, log_limit};
 
 /// A cluster on this machine, to try, and the state of any.
 #[derive(Debug, Subcommand)]
@@ -49,6 +49,10 @@ pub(crate) enum ClusterCommand {
     /// Has the rows of a cluster go to another one, too: first all that are there, then each that changes.
     #[command(subcommand)]
     Duplicate(DuplicateCommand),
+    /// After most nodes of a partition lost power with `collie node --durability process`, and no leader is found: has
+    /// its replicas go on with what they have. Writes that were acknowledged may be lost. All nodes have to answer, as
+    /// any may have what others have lost.
+    AcceptLoss(AcceptLossArgs),
     /// After an upgrade of all nodes: has the cluster use what the new version can. Before that, nodes can go
     /// back to the version before.
     Finalize(WhereArgs),
@@ -149,6 +153,15 @@ pub(crate) struct LayoutArgs {
 }
 
 #[derive(Debug, clap::Args)]
+pub(crate) struct AcceptLossArgs {
+    /// Nodes, by their numbers, that do not come back: what they alone have is given up.
+    #[arg(long, value_name = "NUMBER", value_delimiter = ',')]
+    pub(crate) without: Vec<u64>,
+    #[command(flatten)]
+    pub(crate) at: WhereArgs,
+}
+
+#[derive(Debug, clap::Args)]
 pub(crate) struct SplitArgs {
     /// The first slot of the new partition.
     #[arg(value_name = "SLOT", value_parser = clap::value_parser!(u16).range(1..=16383))]
@@ -176,6 +189,9 @@ pub(crate) struct UpArgs {
     /// How leaders on the nodes that are started now make sure of reads: see `collie node --reads`.
     #[arg(long, value_enum)]
     pub(crate) reads: Option<ReadsBy>,
+    /// When replicas on the nodes that are started now say that they have an entry: see `collie node --durability`.
+    #[arg(long, value_enum)]
+    pub(crate) durability: Option<EntriesOn>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use collie_cluster::Layout;
+use collie_cluster::{EntryDurability, Layout};
 use serde::{Deserialize, Serialize};
 
 use super::address::Address;
@@ -72,6 +72,11 @@ pub(crate) struct NodeArgs {
     /// runs more than a tenth slower than others, or stands while the machine does.
     #[arg(long, value_enum)]
     pub(crate) reads: Option<ReadsBy>,
+    /// When a replica on this node says that it has an entry: once it is on disk (the default), or in memory outside of the
+    /// process. Then writes wait for no disk, and are lost where a majority of a partition's nodes lose power within a
+    /// moment. A node that has lost power votes again once it has caught up.
+    #[arg(long, value_enum)]
+    pub(crate) durability: Option<EntriesOn>,
     /// How long the log of each data disk may become, as in 512mb or 10gb; at least 64mb. With the layout
     /// `private`, all logs of a disk together, and each has at least 32mb. Default: an eighth of the disk,
     /// from 64mb to 2gb.
@@ -147,6 +152,35 @@ pub(crate) enum ReadsBy {
     Index,
     /// A lease; where there is none, as by `index`.
     Lease,
+}
+
+/// Where an entry is that counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum EntriesOn {
+    /// On disk: it survives the loss of power.
+    Disk,
+    /// In memory that survives the process.
+    Process,
+}
+
+impl EntriesOn {
+    /// Its name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Disk => "disk",
+            Self::Process => "process",
+        }
+    }
+}
+
+impl From<EntriesOn> for EntryDurability {
+    fn from(entries: EntriesOn) -> Self {
+        match entries {
+            EntriesOn::Disk => Self::Disk,
+            EntriesOn::Process => Self::Process,
+        }
+    }
 }
 
 impl From<ReadsBy> for collie_server::cluster::Reads {

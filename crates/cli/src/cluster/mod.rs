@@ -49,6 +49,7 @@ pub(crate) fn run(command: &ClusterCommand) -> anyhow::Result<Outcome> {
         ClusterCommand::Layout(args) => nodes::layout(args),
         ClusterCommand::Split(args) => nodes::split(args),
         ClusterCommand::Duplicate(command) => duplicates::duplicate(command),
+        ClusterCommand::AcceptLoss(args) => nodes::accept_loss(args),
         ClusterCommand::Finalize(at) => nodes::finalize(at),
     }
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::asking::{self, Fields};
 use super::view::info;
-use crate::args::{LayoutArgs, NodesArgs, SplitArgs, WhereArgs};
+use crate::args::{AcceptLossArgs, LayoutArgs, NodesArgs, SplitArgs, WhereArgs};
 
 /// A node, as `COLLIE.NODE LIST` has it.
 #[derive(Debug, Serialize)]
@@ -117,6 +117,21 @@ pub(super) fn split(args: &SplitArgs) -> anyhow::Result<Outcome> {
     say(format_args!(
         "slot {slot} and those behind it, of the same partition, go to a new one; `collie cluster status` says so where \
          that does not go on"
+    ))
+}
+
+/// Has replicas go on with what they have.
+pub(super) fn accept_loss(args: &AcceptLossArgs) -> anyhow::Result<Outcome> {
+    let without: Vec<_> = args.without.iter().map(u64::to_string).collect();
+    let mut words = vec!["COLLIE.NODE", "ACCEPT-LOSS"];
+    if !without.is_empty() {
+        words.push("WITHOUT");
+        words.extend(without.iter().map(String::as_str));
+    }
+    let words: Vec<&[u8]> = words.into_iter().map(str::as_bytes).collect();
+    asking::change(&args.at, |client| client.call(&words)?.good())?;
+    say(format_args!(
+        "replicas without a leader go on with what they have: `collie cluster status` shows when all slots are served"
     ))
 }
 

@@ -159,6 +159,9 @@ pub(super) fn show(results: &mut Results, args: &StatusArgs, verdict: &Verdict) 
     if let Some(line) = verdict.leases() {
         results.line(format_args!("{line}"))?;
     }
+    if let Some(line) = verdict.entries_in_memory() {
+        results.line(format_args!("{line}"))?;
+    }
     if verdict.splits > 0 {
         results.line(format_args!(
             "{} of {} partitions are being split",

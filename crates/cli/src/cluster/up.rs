@@ -44,6 +44,9 @@ pub(super) fn up(args: &UpArgs) -> anyhow::Result<Outcome> {
                 let reads = collie_server::cluster::Reads::from(reads).name();
                 start_args.extend(["--reads", reads].map(OsString::from));
             }
+            if let Some(durability) = args.durability {
+                start_args.extend(["--durability", durability.name()].map(OsString::from));
+            }
             node.start(&start_args)
         });
         match process {

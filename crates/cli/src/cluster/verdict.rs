@@ -67,6 +67,8 @@ pub(super) struct Node {
     pub(super) logs_to_move: Option<u64>,
     /// Whether its leaders are to count on leases where they are read.
     pub(super) leases: Option<bool>,
+    /// Whether its entries do not wait for the disk.
+    pub(super) may_lose_entries: Option<bool>,
 }
 
 /// The cluster.
@@ -137,6 +139,16 @@ impl Verdict {
         (!nodes.is_empty()).then(|| format!("reads by leases on {}{yet}", nodes.join(", ")))
     }
 
+    /// The nodes whose entries do not wait for the disk, if there are any.
+    pub(super) fn entries_in_memory(&self) -> Option<String> {
+        let nodes = self
+            .nodes
+            .iter()
+            .filter(|node| node.may_lose_entries == Some(true));
+        let nodes: Vec<_> = nodes.map(|node| node.address.as_str()).collect();
+        (!nodes.is_empty()).then(|| format!("writes do not wait for the disks of {}", nodes.join(", ")))
+    }
+
     /// By the views of all nodes that answered, and why others did not.
     pub(super) fn of(asked: &BTreeMap<String, Result<View, String>>) -> Self {
         let views: Vec<&View> = asked.values().filter_map(|asked| asked.as_ref().ok()).collect();
@@ -166,6 +178,7 @@ impl Verdict {
                 problems: view.map(|view| view.info.problems()).unwrap_or_default(),
                 logs_to_move: view.map(|view| view.info.number("collie_logs_to_move")),
                 leases: view.map(|view| view.info.has_leases()),
+                may_lose_entries: view.map(|view| view.info.may_lose_entries()),
             });
         }
         let served = by_slot.iter().filter(|is_served| **is_served).count() as u64;

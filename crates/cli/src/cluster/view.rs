@@ -32,6 +32,13 @@ impl Info {
         self.0.get("collie_reads").is_some_and(|reads| reads == "lease")
     }
 
+    /// Whether entries on the node do not wait for the disk.
+    pub(super) fn may_lose_entries(&self) -> bool {
+        self.0
+            .get("collie_durability")
+            .is_some_and(|entries| entries == "process")
+    }
+
     /// A number; 0 where it is not there.
     pub(super) fn number(&self, name: &str) -> u64 {
         self.0.get(name).and_then(|text| text.parse().ok()).unwrap_or(0)

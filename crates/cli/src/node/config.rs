@@ -9,7 +9,8 @@ use collie_cluster::{Begin, TlsFiles};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{
-    AccessArgs, Address, LOG_LIMIT_LEAST, LogLayout, NodeArgs, REPLACE_AFTER_LEAST, ReadsBy, ServingArgs,
+    AccessArgs, Address, EntriesOn, LOG_LIMIT_LEAST, LogLayout, NodeArgs, REPLACE_AFTER_LEAST, ReadsBy,
+    ServingArgs,
 };
 use crate::serve::{Bytes, Config, Diagnostics, Limits, Listening, Number, Settings, Store};
 
@@ -41,6 +42,7 @@ pub(super) struct NodeSettings {
     pub(super) zone: Option<String>,
     pub(super) layout: LogLayout,
     pub(super) reads: ReadsBy,
+    pub(super) durability: EntriesOn,
     pub(super) log_limit: Option<Bytes<LOG_LIMIT_LEAST, { i64::MAX }>>,
     pub(super) replace_after: Number<{ REPLACE_AFTER_LEAST as i64 }, { u32::MAX as i64 }>,
     pub(super) transfer_rate: Bytes<0, { i64::MAX }>,
@@ -66,6 +68,7 @@ impl Default for NodeSettings {
             zone: None,
             layout: LogLayout::PerDisk,
             reads: ReadsBy::Index,
+            durability: EntriesOn::Disk,
             log_limit: None,
             replace_after: Number(300),
             transfer_rate: Bytes(100 << 20),
@@ -198,6 +201,7 @@ impl Settings for NodeConfig {
         }
         node.layout = args.layout.unwrap_or(node.layout);
         node.reads = args.reads.unwrap_or(node.reads);
+        node.durability = args.durability.unwrap_or(node.durability);
         if let Some(seconds) = args.replace_after {
             node.replace_after = Number(seconds.into());
         }
@@ -299,7 +303,7 @@ mod tests {
     fn each_setting_of_a_node_is_overridden_by_its_flag() {
         let file = "[node]\ndir = \"/a\"\ndata = [\"/a1\", \"/a2\"]\nlisten = \"a.org:1\"\npeer = \"a.org:2\"\n\
                     advertise-client = \"a.org:3\"\nadvertise-peer = \"a.org:4\"\njoin = [\"a.org:5\", \"a.org:6\"]\n\
-                    zone = \"a\"\nlayout = \"shared\"\nreads = \"lease\"\nlog-limit = \"1gb\"\nreplace-after = 11\n\
+                    zone = \"a\"\nlayout = \"shared\"\nreads = \"lease\"\ndurability = \"process\"\nlog-limit = \"1gb\"\nreplace-after = 11\n\
                     transfer-rate = \"11mb\"\npeer-ca = \"/a.ca\"\npeer-cert = \"/a.pem\"\npeer-key = \"/a.key\"\n\
                     duplicate-password-file = \"/a.pw\"\nduplicate-tls-ca-cert-file = \"/a.ca\"\n\
                     duplicate-tls-cert-file = \"/a.pem\"\nduplicate-tls-key-file = \"/a.key\"\n";
@@ -309,13 +313,13 @@ mod tests {
         assert_eq!(settings, of_file, "what is not given overrides nothing");
         settings.override_by(&args(
             "--dir /b --data /b1 --listen 127.0.0.1:1 --peer 127.0.0.1:2 --advertise-client 127.0.0.1:3 \
-             --advertise-peer 127.0.0.1:4 --join 127.0.0.1:5 --zone b --layout private --reads index --log-limit 2gb --replace-after 12 \
+             --advertise-peer 127.0.0.1:4 --join 127.0.0.1:5 --zone b --layout private --reads index --durability disk --log-limit 2gb --replace-after 12 \
              --transfer-rate 0 --peer-ca /b.ca --peer-cert /b.pem --peer-key /b.key --duplicate-password-file /b.pw \
              --duplicate-tls-ca-cert-file /b.ca --duplicate-tls-cert-file /b.pem --duplicate-tls-key-file /b.key",
         ));
         let table = |settings: &NodeSettings| toml::Table::try_from(settings).unwrap();
         let (before, after) = (table(&of_file.node), table(&settings.node));
-        assert_eq!(before.len(), 20, "{before:?}");
+        assert_eq!(before.len(), 21, "{before:?}");
         for (name, value) in &before {
             assert_ne!(after.get(name), Some(value), "{name}");
         }

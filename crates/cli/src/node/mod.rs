@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::Context;
 use collie_cli::Outcome;
 use collie_cluster::{
-    Begin, ClusterNode, ClusterOptions, NodeLogOptions, NodeStoreOptions, PlainTcp, TlsTcp,
+    Begin, ClusterNode, ClusterOptions, EntryDurability, NodeLogOptions, NodeStoreOptions, PlainTcp, TlsTcp,
 };
 use collie_db::{Options, Shared, SharedOptions};
 use collie_io::{RealClock, RealDevice};
@@ -233,6 +233,12 @@ fn options(start: &Start) -> anyhow::Result<ClusterOptions> {
     options.zone = settings.zone.clone().unwrap_or_default();
     options.targets = Some(Arc::new(Targets(settings.duplicate_access()?)));
     options.client_host.clone_from(&places.client_host);
+    let entries = EntryDurability::from(settings.durability);
+    let ring = match entries {
+        // Entries are answered for once they are on disk: a ring that survives the process gains nothing.
+        EntryDurability::Disk => RingMode::Private,
+        EntryDurability::Process => RingMode::default(),
+    };
     let log_limit = settings.log_limit.map(|limit| limit.0.unsigned_abs());
     // It holds little: it needs no threads beside those that are there.
     options.own = Options {
@@ -245,21 +251,22 @@ fn options(start: &Start) -> anyhow::Result<ClusterOptions> {
         layout: collie_cluster::Layout::from(settings.layout).into(),
         shared: NodeLogOptions {
             log: LogOptions {
-                // Entries are answered for once they are on disk: a ring that survives the process gains nothing.
-                ring: RingMode::Private,
+                ring: ring.clone(),
                 ..LogOptions::default()
             },
+            entries,
             log_limit,
             ..NodeLogOptions::default()
         },
         private: NodeLogOptions {
             log: LogOptions {
-                ring: RingMode::Private,
+                ring,
                 ring_bytes: SMALL_RING_BYTES,
                 segment_bytes: SMALL_SEGMENT_BYTES,
                 reserve_bytes: Some(0),
                 ..LogOptions::default()
             },
+            entries,
             log_limit,
             cache_bytes: SMALL_CACHE_BYTES,
             ..NodeLogOptions::default()

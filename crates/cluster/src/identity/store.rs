@@ -1,5 +1,6 @@
 //! The node's own store, and the records in it.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::identity::error::IdentityError;
 use crate::ids::ReplicaId;
 use crate::layouts::{Layout, Layouts};
+use crate::raftlog::EntryDurability;
 use crate::transport::wire::{ClusterId, NodeId};
 
 /// Its directory, in the node's.
@@ -25,6 +27,8 @@ const IDENTITY: &[u8] = b"identity";
 const CLOCK_OFF: &[u8] = b"clock-off";
 /// Which logs its replicas are to be in.
 const LAYOUT: &[u8] = b"layout";
+/// Which replicas may have lost entries.
+const LOSSES: &[u8] = b"losses";
 const REPLICA: &[u8] = b"replica/";
 
 /// The store in `node/` of the node's directory, open. Its lock keeps other processes off. All of its
@@ -171,6 +175,22 @@ impl IdentityStore {
         self.put("its layout", LAYOUT, layout)
     }
 
+    /// What the node knows of entries that did not wait for the disk.
+    ///
+    /// # Errors
+    /// As [`asked`](Self::asked).
+    pub(crate) fn losses(&self) -> Result<LossRecord, IdentityError> {
+        Ok(self.get("what it may have lost", LOSSES)?.unwrap_or_default())
+    }
+
+    /// Stores what it knows of them.
+    ///
+    /// # Errors
+    /// As [`asked`](Self::asked).
+    pub(crate) fn set_losses(&self, losses: &LossRecord) -> Result<(), IdentityError> {
+        self.put("what it may have lost", LOSSES, losses)
+    }
+
     /// Closes the store, unless the server has closed it.
     ///
     /// # Errors
@@ -283,6 +303,17 @@ pub struct NodeIdentity {
     pub founded: Option<(u8, u16, u8)>,
 }
 
+/// Entries that replicas of a node acknowledged before they were on disk.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LossRecord {
+    /// What entries wait for.
+    pub entries: EntryDurability,
+    /// Logs that have lost some, on a disk, and of one replica or of many: which replicas are in them is not stored yet.
+    pub logs: BTreeSet<(u32, Option<ReplicaId>)>,
+    /// The replicas that may have lost some, and do not vote.
+    pub replicas: BTreeSet<ReplicaId>,
+}
+
 /// Which logs a node's replicas are to be in.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LayoutRecord {
@@ -386,6 +417,18 @@ mod tests {
             Some(layout),
             |store, layout| store.set_layout(layout.as_ref().unwrap()),
             IdentityStore::layout,
+        );
+        let losses = LossRecord {
+            entries: EntryDurability::Process,
+            logs: BTreeSet::from([(1, None), (2, Some(400))]),
+            replicas: BTreeSet::from([300, 70_000]),
+        };
+        check(
+            &store,
+            b"losses",
+            losses,
+            IdentityStore::set_losses,
+            IdentityStore::losses,
         );
         let key = b"replica/\0\0\0\0\0\0\x02\x01";
         check(

@@ -30,15 +30,17 @@ use crate::node::follower::follow;
 use crate::node::joining::{Gate, begin};
 use crate::node::layout_requests;
 use crate::node::leaders::{retire, take_over, watch_nodes};
+use crate::node::losses;
 use crate::node::map_requests::ask;
 use crate::node::members::keep_members;
-use crate::node::options::{Begin, ClusterOptions};
+use crate::node::options::{Begin, ClusterOptions, LossOptions, NoteLossRecord};
 use crate::node::routing::{Here, KnownNodes, Routing, name};
 use crate::node::shared::ClusterInner;
 use crate::node::splitting::split_partitions;
 use crate::node::steady::{ClockVerdict, LeadingClock, SteadyClock};
 use crate::node::{Node, NodeError, NodeOptions};
-use crate::raftlog::StoreError;
+use crate::raft::LEVEL_OF_LOSSES;
+use crate::raftlog::{EntryDurability, StoreError};
 use crate::transport::wire::{LayoutOf, MapRequest};
 use crate::transport::{Identity, Network, PeersOptions};
 
@@ -100,6 +102,25 @@ impl ClusterNode {
         node_options.note_made = Some(Arc::new(move |replica| {
             own_store.set_made(replica).map_err(|error| error.to_string())
         }));
+        if options.store.shared.entries == EntryDurability::Process && identity.level < LEVEL_OF_LOSSES {
+            return Err(ClusterError::Options {
+                option: "durability",
+                problem: format!(
+                    "`process` needs feature level {LEVEL_OF_LOSSES}, and the cluster has {}: start with `disk`, ask for \
+                     `collie cluster finalize` once all nodes run this version, and start again",
+                    identity.level
+                ),
+            });
+        }
+        let own_store = store.clone();
+        let record = blocking(move || own_store.losses()).await?;
+        let own_store = store.clone();
+        let note: NoteLossRecord =
+            Arc::new(move |record| own_store.set_losses(record).map_err(|error| error.to_string()));
+        node_options.losses = LossOptions {
+            record,
+            note: Some(note),
+        };
         let (own_store, option) = (store.clone(), options.store.layout.node());
         node_options.store.layout = blocking(move || {
             let stored = own_store.layout()?;
@@ -233,6 +254,7 @@ fn node_options(
         transfer_rate: options.transfer_rate,
         log_opened: None,
         note_made: None,
+        losses: LossOptions::default(),
     })
 }
 
@@ -289,6 +311,7 @@ impl Cluster for Routes {
                 own,
                 logs,
                 reads: inner.options.reads,
+                durability: inner.durability(),
                 nodes: Vec::new(),
                 partitions: Vec::new(),
             });
@@ -334,6 +357,7 @@ impl Cluster for Routes {
             own,
             logs,
             reads: inner.options.reads,
+            durability: inner.durability(),
             nodes: nodes.collect(),
             partitions,
         })
@@ -434,6 +458,9 @@ impl Cluster for Routes {
             }
             NodeRequest::EndDuplication(name) => MapRequest::EndDuplication(name),
             NodeRequest::Receive(from) => MapRequest::Receive(from),
+            NodeRequest::AcceptLoss { without } => {
+                return Box::pin(async move { losses::accept(&inner, &without).await });
+            }
             NodeRequest::Finalize => MapRequest::Finalize(*inner.options.spoken.end()),
         };
         Box::pin(async move { ask(&inner, request).await })

@@ -39,6 +39,12 @@ pub enum NodeError {
         /// How many of the members are on it.
         found: usize,
     },
+    /// What its replicas may have lost cannot be stored.
+    #[error("cannot store which replicas may have lost entries: {problem}")]
+    Losses {
+        /// Why.
+        problem: String,
+    },
     /// There is no such replica here.
     #[error("there is no replica {replica} on this node")]
     Unknown {

@@ -3,7 +3,7 @@
 use crate::map::{self, MAP_GROUP, Map, Moved, NodeRole};
 use crate::node::changing::{change, decided};
 use crate::node::shared::{ClusterInner, changed};
-use crate::node::{layout_requests, levels};
+use crate::node::{layout_requests, levels, losses};
 use crate::raft::Replica;
 use crate::transport::Call;
 use crate::transport::wire::{MapRequest, Request};
@@ -46,6 +46,10 @@ pub(super) async fn ask(inner: &ClusterInner, request: MapRequest) -> Result<(),
 pub(super) async fn answer(inner: &ClusterInner, request: MapRequest) -> Result<(), String> {
     match request {
         MapRequest::Speaks(_) | MapRequest::Note(_) => return levels::answer(inner, &request).await,
+        MapRequest::AcceptLoss => {
+            losses::answer(inner);
+            return Ok(());
+        }
         MapRequest::Layout { of, layout } => return layout_requests::answer(inner, of, layout).await,
         _ => {}
     }
@@ -93,9 +97,11 @@ fn changes(map: &Map, request: &MapRequest) -> Result<Option<map::Changes>, Stri
         MapRequest::Duplicate(target) => return map::duplicate(map, target),
         MapRequest::EndDuplication(name) => return map::end_duplication(map, name),
         MapRequest::Receive(from) => return map::receive(map, from),
-        MapRequest::Speaks(_) | MapRequest::Note(_) | MapRequest::Finalize(_) | MapRequest::Layout { .. } => {
-            return Ok(None);
-        }
+        MapRequest::Speaks(_)
+        | MapRequest::Note(_)
+        | MapRequest::Finalize(_)
+        | MapRequest::Layout { .. }
+        | MapRequest::AcceptLoss => return Ok(None),
         MapRequest::Serve(node) => (node, NodeRole::Serves),
         MapRequest::Drain(node) => (node, NodeRole::Drains),
         MapRequest::Remove(node) => (node, NodeRole::Leaves { to: None }),

@@ -16,6 +16,7 @@ mod layout_requests;
 mod layouts;
 mod leaders;
 mod levels;
+mod losses;
 mod map_requests;
 mod members;
 mod opening;
@@ -34,7 +35,7 @@ mod testing;
 pub use cluster::ClusterNode;
 pub use error::{ClusterError, NodeError};
 pub use layouts::LEVEL_OF_LAYOUTS;
-pub use options::{Begin, ClusterOptions, LogOpened, NodeOptions, NoteMade};
+pub use options::{Begin, ClusterOptions, LogOpened, LossOptions, NodeOptions, NoteLossRecord, NoteMade};
 pub use process::Node;
 #[cfg(feature = "testing")]
 pub use testing::{ClusterStatus, NodeStatus, PartitionStatus, ReplicaStatus};

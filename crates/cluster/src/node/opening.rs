@@ -15,7 +15,7 @@ use crate::node::layouts::Homes;
 use crate::node::options::NodeOptions;
 use crate::node::room::MACHINES;
 use crate::node::router::Router;
-use crate::raft::{Claim, Claims, FullDisks, Replica, ReplicaOptions, SplitHost, Transfers, count};
+use crate::raft::{Claim, Claims, FullDisks, Losses, Replica, ReplicaOptions, SplitHost, Transfers, count};
 use crate::raftlog::{ReplicaLog, StoreError};
 use crate::replica_store::{Beside, MachineError};
 use crate::transport::Peers;
@@ -31,6 +31,7 @@ pub(super) struct Opening {
     pub(super) reserves: Vec<Option<DiskReserve>>,
     pub(super) transfers: Arc<Transfers>,
     pub(super) merging: Arc<Semaphore>,
+    pub(super) losses: Arc<Losses>,
     pub(super) claims: Claims,
     /// Woken when a replica was put here.
     pub(super) made: Notify,
@@ -61,6 +62,7 @@ impl Opening {
             full: Arc::clone(&self.full),
             transfers: Arc::clone(&self.transfers),
             merging: Arc::clone(&self.merging),
+            losses: Arc::clone(&self.losses),
             splits: Arc::new(splits),
         };
         let replica = Arc::new(Replica::start(options));

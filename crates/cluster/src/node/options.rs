@@ -10,6 +10,7 @@ use collie_io::{Clock, RealClock};
 use collie_server::cluster::Reads;
 
 use crate::duplication::TargetNetwork;
+use crate::identity::LossRecord;
 use crate::ids::ReplicaId;
 use crate::map::LEVEL;
 use crate::node::error::ClusterError;
@@ -52,7 +53,22 @@ pub struct NodeOptions {
     /// Notes for good that a replica is made here which a split puts beside another: before it is. It blocks.
     /// Default: none.
     pub note_made: Option<NoteMade>,
+    /// What is known of entries that did not wait for the disk. Default: that all did.
+    pub losses: LossOptions,
 }
+
+/// What a node knows of entries that its replicas acknowledged before they were on disk.
+#[derive(Clone, Default)]
+pub struct LossOptions {
+    /// As the node was last left.
+    pub record: LossRecord,
+    /// Stores another record for good, or says why it cannot. It blocks. None: only where entries wait for the disk,
+    /// and have always.
+    pub note: Option<NoteLossRecord>,
+}
+
+/// Stores what a node knows of entries that did not wait for the disk.
+pub type NoteLossRecord = Arc<dyn Fn(&LossRecord) -> Result<(), String> + Send + Sync>;
 
 /// Notes that a replica is made, or says why it cannot.
 pub type NoteMade = Arc<dyn Fn(ReplicaId) -> Result<(), String> + Send + Sync>;

@@ -21,11 +21,12 @@ use crate::layouts::Layouts;
 use crate::node::error::NodeError;
 use crate::node::gossip::{hear_what_is_led, say_what_is_led};
 use crate::node::layouts::{Homes, LogMoves, move_logs};
+use crate::node::losses::LossStore;
 use crate::node::opening::Opening;
 use crate::node::options::NodeOptions;
 use crate::node::room::{MACHINES, reserves, watch_room};
 use crate::node::router::{Emptied, Router};
-use crate::raft::{Claims, Member, Replica, Transfers, count};
+use crate::raft::{Claims, Losses, Member, Replica, Transfers, count};
 use crate::raftlog::{NodeLog, NodeStore, Quarantined, StoreError};
 use crate::transport::wire::NodeId;
 use crate::transport::{Network, Peers};
@@ -55,7 +56,7 @@ impl Node {
     /// so by itself.
     pub async fn start<N: Network>(network: N, options: NodeOptions) -> Result<Self, NodeError> {
         let (failure, failed) = watch::channel(None);
-        let (handle, store_options) = (Handle::current(), options.store.clone());
+        let (handle, mut store_options) = (Handle::current(), options.store.clone());
         let log_opened = options.log_opened.clone();
         let opened = move |log: &NodeLog| {
             let (run, failure) = (log.run(), failure.clone());
@@ -70,7 +71,15 @@ impl Node {
                 }
             });
         };
-        let store = blocking(move || NodeStore::open(store_options, Box::new(opened))).await?;
+        let stored = LossStore::new(options.losses.clone());
+        store_options.on_lost_ring = stored.on_lost_ring();
+        let (store, losses) = blocking(move || {
+            let entries = store_options.shared.entries;
+            let store = NodeStore::open(store_options, Box::new(opened))?;
+            let losses = stored.opened(entries, &store)?;
+            Ok::<_, NodeError>((store, losses))
+        })
+        .await?;
         let replicas = store.replicas();
         for lost in store.quarantined() {
             let Quarantined {
@@ -115,6 +124,7 @@ impl Node {
                 transfers: Arc::new(transfers),
                 merging: Arc::new(Semaphore::new(1)),
                 claims: Claims::default(),
+                losses,
                 made: Notify::new(),
             }),
             failed,
@@ -303,7 +313,13 @@ impl Node {
         let (device, dir) = (self.opening.device(), self.opening.machine_dir(id, None));
         blocking(move || remove_tables(&*device, id, &dir)).await?;
         self.opening.router.forget(id);
+        self.opening.losses.end(id).await;
         Ok(())
+    }
+
+    /// The replicas that may have lost entries.
+    pub(super) fn losses(&self) -> &Arc<Losses> {
+        &self.opening.losses
     }
 
     /// Its disks.

@@ -190,6 +190,11 @@ impl ClusterInner {
                 failing + self.node.unopened().len(),
             ),
             gauge(
+                "collie_cluster_replicas_without_vote",
+                "Replicas that may have lost what they had acknowledged, and do not vote before they have caught up.",
+                self.node.losses().open().len(),
+            ),
+            gauge(
                 "collie_cluster_replicas_quarantined",
                 "Replicas that are not run: their log is damaged, or they failed too often.",
                 quarantined,

@@ -12,6 +12,7 @@ use crate::raft::leases::Leases;
 use crate::raft::options::GroupTimes;
 use crate::raft::transfers::{TransferTurn, Transfers};
 use crate::raft::types::Groups;
+use crate::raftlog::ReplicaLog;
 use crate::transport::wire::{NodeId, Refusal, Request, Response};
 use crate::transport::{Call, PeerError, Peers};
 
@@ -26,6 +27,7 @@ pub(super) struct ReplicaLinks {
     pub(super) peers: Arc<Peers>,
     pub(super) group: GroupId,
     pub(super) replica: ReplicaId,
+    pub(super) log: ReplicaLog,
     pub(super) times: GroupTimes,
     pub(super) followers: Arc<Followers>,
     pub(super) leases: Arc<Leases>,

@@ -149,7 +149,8 @@ impl Replica {
     /// Raft's.
     pub async fn elect(&self) -> Result<(), ReplicaError> {
         let running = self.running()?;
-        if !self.stands() || running.promises.is_silent() {
+        let may_stand = self.stands() && self.options.losses.may_stand(self.id());
+        if !may_stand || running.promises.is_silent() {
             return Ok(());
         }
         if let Err(full) = self.options.log.check_vote() {
@@ -443,6 +444,18 @@ impl Replica {
             let why = why.map_or_else(String::new, |why| format!(" of it, for {why}"));
             return Some(format!(
                 "takes no writes, since its log has {used} of {limit} bytes: {holder} holds {held} bytes{why}"
+            ));
+        }
+        if self.options.losses.is_open(self.id()) {
+            let then = match self.leader() {
+                Some(_) => "as soon as it has all that its leader has",
+                None => {
+                    "once there is a leader. If there is none with all nodes up, accept the loss: `collie cluster accept-loss`"
+                }
+            };
+            return Some(format!(
+                "may have lost what it had acknowledged (`--durability process`), as its machine was restarted or the ring \
+                 of its log is gone, and votes {then}"
             ));
         }
         if self

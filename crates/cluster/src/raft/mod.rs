@@ -13,6 +13,7 @@
 //! 8. A node 500 ms off most clocks leads nothing.
 //! 9. A parked follower counts on its leader's node and on that node's word.
 //! 10. A replica that is opened gives no vote for one lease; see `leases` for what leases need.
+//! 11. One that may have lost what it acknowledged votes when it has all of its leader; see `losses`.
 
 mod batching;
 mod beside;
@@ -25,6 +26,7 @@ mod full_device;
 mod leases;
 mod links;
 mod log_store;
+mod losses;
 mod machine;
 mod members;
 mod messages;
@@ -32,6 +34,7 @@ mod network;
 mod options;
 mod parking;
 mod partition;
+mod regaining;
 mod replica;
 mod running;
 mod snapshots;
@@ -51,6 +54,7 @@ pub use elections::ElectionCause;
 pub use error::{CommandError, ReplicaError};
 pub use followers::FullDisks;
 pub use leases::LEVEL_OF_LEASES;
+pub use losses::{LEVEL_OF_LOSSES, Losses, NoteLosses};
 pub use machine::{SnapshotBuilder, SnapshotData, open_machine};
 pub use members::AppliedRows;
 pub use options::{GroupLimits, GroupTimes, ReplicaOptions};

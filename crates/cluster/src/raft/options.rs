@@ -12,6 +12,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::beat::Beat;
 use crate::raft::beside::SplitHost;
 use crate::raft::followers::FullDisks;
+use crate::raft::losses::Losses;
 use crate::raft::transfers::Transfers;
 use crate::raftlog::ReplicaLog;
 use crate::replica_store::MachineOptions;
@@ -77,7 +78,7 @@ impl Default for GroupLimits {
     }
 }
 
-pub(super) fn config(times: &GroupTimes) -> Config {
+pub(super) fn config(times: &GroupTimes, stands: bool) -> Config {
     let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     Config {
         cluster_name: "collie".to_owned(),
@@ -89,6 +90,7 @@ pub(super) fn config(times: &GroupTimes) -> Config {
         snapshot_policy: SnapshotPolicy::Never,
         max_in_snapshot_log_to_keep: u64::MAX,
         enable_pre_vote: Some(true),
+        enable_elect: stands,
         // A leader that restarts has forgotten its runs: it must not go on in its old term.
         enable_leader_restore: Some(false),
         api_channel_size: Some(256),
@@ -126,6 +128,8 @@ pub struct ReplicaOptions {
     pub full: Arc<FullDisks>,
     /// Of the node: the tables that are sent to others.
     pub transfers: Arc<Transfers>,
+    /// Of the node: the replicas that may have lost entries.
+    pub losses: Arc<Losses>,
     /// Of the node: one replica at a time removes what splits have left.
     pub merging: Arc<Semaphore>,
     /// The node, for the replicas that splits put beside this one.

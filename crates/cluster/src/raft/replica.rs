@@ -205,7 +205,9 @@ impl Replica {
 
     fn say_whether_it_stands(&self) {
         if let Ok(running) = self.running() {
-            let stands = self.stands() && self.has_room_for_vote.load(Ordering::Relaxed);
+            let stands = self.stands()
+                && self.has_room_for_vote.load(Ordering::Relaxed)
+                && self.options.losses.may_stand(self.id);
             running.raft.runtime_config().elect(stands);
         }
     }
@@ -326,6 +328,7 @@ fn vote_of(request: &Request) -> Option<Vote> {
         | Request::Room(_)
         | Request::MayLead
         | Request::Wake
+        | Request::LastEntry
         | Request::HandOver(_)
         | Request::ChangeMap(_) => None,
     }

@@ -25,9 +25,11 @@ use crate::raft::error::{CommandError, ReplicaError};
 use crate::raft::followers::Followers;
 use crate::raft::leases::{LEVEL_OF_LEASES, Leases, Promises};
 use crate::raft::links::ReplicaLinks;
+use crate::raft::losses::Losses;
 use crate::raft::machine::{Raft, Served, open_machine};
 use crate::raft::options::{ReplicaOptions, config};
 use crate::raft::parking::Parking;
+use crate::raft::regaining::{Regaining, last_entry, regain};
 use crate::raft::snapshots::{self, Receiving};
 use crate::raft::tasks;
 use crate::raft::tasks::purge;
@@ -52,6 +54,7 @@ pub(super) struct Running {
     pub(super) heard: Arc<Heard>,
     pub(super) parking: Arc<Parking>,
     pub(super) promises: Arc<Promises>,
+    pub(super) losses: Arc<Losses>,
     beat: Beat,
     pub(super) elections: Arc<Elections>,
     pub(super) stop: watch::Sender<bool>,
@@ -96,6 +99,7 @@ impl Running {
             peers: Arc::clone(&options.peers),
             group,
             replica,
+            log: log.clone(),
             times: options.times.clone(),
             followers: Arc::clone(&followers),
             leases: Arc::clone(&leases),
@@ -106,7 +110,9 @@ impl Running {
             replica,
             problem: error.to_string(),
         };
-        let config = config(&options.times)
+        let losses = Arc::clone(&options.losses);
+        let stands = losses.may_stand(replica);
+        let config = config(&options.times, stands)
             .validate()
             .map_err(|error| raft_failed(&error))?;
         let is_split = Arc::<Notify>::default();
@@ -149,6 +155,14 @@ impl Running {
             links: links.clone(),
         };
         all.spawn(tick(ticking, options.beat.every(options.times.heartbeat)));
+        if !stands {
+            all.spawn(regain(Regaining {
+                raft: raft.clone(),
+                log: log.clone(),
+                links: links.clone(),
+                losses: Arc::clone(&losses),
+            }));
+        }
         all.spawn(tasks::drop_hidden(
             machine.clone(),
             is_split,
@@ -175,6 +189,7 @@ impl Running {
             heard,
             parking,
             promises,
+            losses,
             beat: options.beat,
             elections: Arc::clone(elections),
             stop,
@@ -360,6 +375,15 @@ impl Running {
             return;
         }
         let asks_for_vote = matches!(incoming.request, Request::Vote(_) | Request::PreVote(_));
+        let is_to_lead = match &incoming.request {
+            Request::Transfer(transfer) => transfer.to == self.links.replica,
+            Request::MayLead => true,
+            _ => false,
+        };
+        if (asks_for_vote || is_to_lead) && self.losses.is_open(self.links.replica) {
+            let text = "it may have lost entries that it had acknowledged, and has not caught up";
+            return reply.send(Response::Refusal(Refusal::failed(text)));
+        }
         if asks_for_vote && self.promises.is_silent() {
             return self.vote_later(incoming, reply);
         }
@@ -427,6 +451,7 @@ impl Running {
                 Response::Awake
             }
             Request::Wake => failed(&"it does not lead"),
+            Request::LastEntry => Response::LastEntry(last_entry(log, || self.state())),
             Request::PreVote(request) => self.pre_vote(request).await,
             Request::Transfer(transfer) => self.transfer(transfer).await,
             Request::Offer(offer) => {

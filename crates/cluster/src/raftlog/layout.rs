@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use collie_io::Device;
-use collie_log::{LogError, LogSet, LogSetOptions};
+use collie_log::{LogError, LogSet, LogSetOptions, OnLostRing};
 use parking_lot::Mutex;
 
 use crate::ids::{EntryId, GroupId, ReplicaId};
@@ -19,7 +19,7 @@ use crate::raftlog::recovery::Quarantined;
 use crate::raftlog::replica_log::ReplicaLog;
 
 /// Options of all logs of a node.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct NodeStoreOptions {
     /// A directory on each disk. The first one's log also holds the tombstones.
     pub disks: Vec<PathBuf>,
@@ -34,6 +34,17 @@ pub struct NodeStoreOptions {
     pub set: Option<LogSet>,
     /// How many logs are opened at a time. Default 8.
     pub open_at_a_time: usize,
+    /// Stores which logs have lost entries that did not wait for the disk. Default: none.
+    pub on_lost_ring: Option<NoteLostRing>,
+}
+
+impl std::fmt::Debug for NodeStoreOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NodeStoreOptions")
+            .field("disks", &self.disks)
+            .field("layout", &self.layout)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Default for NodeStoreOptions {
@@ -45,6 +56,7 @@ impl Default for NodeStoreOptions {
             private: NodeLogOptions::default(),
             set: None,
             open_at_a_time: 8,
+            on_lost_ring: None,
         }
     }
 }
@@ -74,6 +86,12 @@ pub struct NodeStore {
     pub(super) unopened: Mutex<BTreeMap<LogPlace, StoreError>>,
 }
 
+/// A log: a disk, and the replica that has it for its own, if one has.
+pub(crate) type LogAt = (u32, Option<ReplicaId>);
+
+/// Stores for good that a log has lost the ring of the process before, or says why it cannot. It blocks.
+pub type NoteLostRing = Arc<dyn Fn(LogAt) -> std::io::Result<()> + Send + Sync>;
+
 /// A log's place: a disk's shared log, or a replica's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LogPlace {
@@ -87,6 +105,10 @@ impl LogPlace {
         disk: 0,
         replica: None,
     };
+
+    fn at(self) -> LogAt {
+        (u32::try_from(self.disk).unwrap_or(u32::MAX), self.replica)
+    }
 
     /// What stands in the first frame of a copy from there: never zeros.
     fn mark(self) -> [u8; 16] {
@@ -304,6 +326,16 @@ impl NodeStore {
         Ok(())
     }
 
+    /// The replicas in these logs, and those whose logs are not open.
+    pub(crate) fn replicas_in(&self, at: &BTreeSet<LogAt>) -> BTreeSet<ReplicaId> {
+        let logs = self.logs.lock();
+        let of = logs.iter().filter(|(place, _)| at.contains(&place.at()));
+        let of = of.flat_map(|(_, log)| log.replicas());
+        let unopened = self.unopened.lock();
+        let unopened = unopened.keys().filter_map(|place| place.replica);
+        of.map(|log| log.replica()).chain(unopened).collect()
+    }
+
     /// The logs that no replica is in, and that none is to be in.
     pub(super) fn unused(&self) -> Vec<LogPlace> {
         let layouts = self.layouts();
@@ -338,6 +370,8 @@ impl NodeStore {
         if is_small && options.log.threads && options.log.set.is_none() {
             options.log.set = Some(self.set(place.disk)?);
         }
+        let note = self.options.on_lost_ring.clone();
+        options.log.on_lost_ring = note.map(|note| OnLostRing(Arc::new(move |_| note(place.at()))));
         NodeLog::open_with(dir, options, limit, self.alarms.clone())
     }
 

@@ -32,10 +32,10 @@ mod shared;
 mod state;
 
 pub use error::StoreError;
-pub use layout::{NodeStore, NodeStoreOptions, Opened};
+pub use layout::{NodeStore, NodeStoreOptions, NoteLostRing, Opened};
 pub(crate) use limit::disk;
 pub use node_log::{NodeLog, NodeLogStats};
-pub use options::{NodeLogOptions, Retention};
+pub use options::{EntryDurability, NodeLogOptions, Retention};
 pub(crate) use patience::Patience;
 pub use recovery::Quarantined;
 pub use replica_log::{Bounds, Entry, ReplicaLog};

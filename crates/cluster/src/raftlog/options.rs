@@ -1,12 +1,27 @@
 //! What is set of a log of a node.
 
 use collie_log::LogOptions;
+use serde::{Deserialize, Serialize};
+
+/// What entries of a partition survive when a replica says that it has them. Votes, and the entries of the map, are
+/// always on disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EntryDurability {
+    /// The loss of power.
+    #[default]
+    Disk,
+    /// The end of the process: they are in a ring that is in memory, outside of it. Where the ring is not to be had,
+    /// as [`EntryDurability::Disk`].
+    Process,
+}
 
 /// Options of one log of a node.
 #[derive(Debug, Clone)]
 pub struct NodeLogOptions {
     /// The log's own. Its recovery mode is always [`RecoveryMode::SkipDamaged`](collie_log::RecoveryMode::SkipDamaged).
     pub log: LogOptions,
+    /// What entries wait for.
+    pub entries: EntryDurability,
     /// How long the log may become, in bytes; see `NodeLog::maintain`. `None`, the default, fits its
     /// disk: an eighth of it, from 64 MiB to 2 GiB.
     pub log_limit: Option<u64>,
@@ -26,6 +41,7 @@ impl Default for NodeLogOptions {
     fn default() -> Self {
         Self {
             log: LogOptions::default(),
+            entries: EntryDurability::default(),
             log_limit: None,
             retention: None,
             free_min: 1 << 30,

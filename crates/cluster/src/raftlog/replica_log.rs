@@ -6,9 +6,11 @@ use std::sync::Arc;
 use collie_log::{LogError, Lsn, Span};
 
 use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
+use crate::map::MAP_GROUP;
 use crate::raftlog::error::StoreError;
 use crate::raftlog::frames::{ENTRIES_HEAD, ENTRY_HEAD, Entries, Payloads, PayloadsBuf, StreamFrame};
 use crate::raftlog::index::Run;
+use crate::raftlog::options::EntryDurability;
 use crate::raftlog::patience::Patience;
 use crate::raftlog::shared::{Home, NodeLogInner, Residence};
 use crate::raftlog::state::{Holding, Live, Presence, StreamState};
@@ -195,7 +197,7 @@ impl ReplicaLog {
 
     /// Appends entries, each behind the one before. They can be read when this returns, and `done`
     /// is called once they are on the device, by the task that runs
-    /// [`NodeLog::run`](crate::NodeLog::run). If this fails, `done` is dropped, and some of the
+    /// [`NodeLog::run`](crate::NodeLog::run); with [`EntryDurability::Process`] as soon as they survive the process. If this fails, `done` is dropped, and some of the
     /// entries may have been appended.
     ///
     /// # Errors
@@ -234,7 +236,16 @@ impl ReplicaLog {
         match last {
             // What of them was appended before it moved here is on the device.
             Some((residence, span)) => {
-                residence.log.when_durable(span.end, Box::new(done));
+                let entries = match residence.replica.identity.group {
+                    MAP_GROUP => EntryDurability::Disk,
+                    _ => residence.log.options.entries,
+                };
+                match entries {
+                    EntryDurability::Process if residence.log.survives_process(span.end) => done(Ok(())),
+                    EntryDurability::Process | EntryDurability::Disk => {
+                        residence.log.when_durable(span.end, Box::new(done));
+                    }
+                }
                 residence.replica.trim_cache(residence.log.cache_cut());
             }
             None => done(Ok(())),

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
 use collie_log::{Level, Log, LogError, LogOptions, Lsn, RecoveryMode, Span, Worker};
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 
 use crate::ids::{GroupId, ReplicaId};
@@ -201,6 +202,16 @@ impl NodeLogInner {
         if durable >= end {
             self.completion.complete(durable);
         }
+    }
+
+    /// Whether what was appended up to `end` is found by another process when this one is killed, without the disk.
+    pub(super) fn survives_process(&self, end: Lsn) -> bool {
+        // A private ring would have to be written for it, which waits as the disk does.
+        self.log.recovery().ring_shared
+            && matches!(
+                self.log.wait_async(end, Level::Process).now_or_never(),
+                Some(Ok(()))
+            )
     }
 
     /// Entries go into one frame up to so many bytes; a longer one has a frame for itself.

@@ -79,7 +79,7 @@ impl Case {
             log_limit: Some(limit),
             free_min: 0,
             cache_bytes: 1 << 20,
-            retention: None,
+            ..NodeLogOptions::default()
         };
         options.store.layout = self.layout.into();
         options.store.shared = log.clone();

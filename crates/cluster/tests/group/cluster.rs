@@ -13,8 +13,8 @@ use collie_cluster::testing::proposals::Answer;
 use collie_cluster::testing::replica_store::{MachineOptions, Runs};
 use collie_cluster::testing::transport::{Identity, Network, PeersOptions, PlainTcp, Times, TlsTcp};
 use collie_cluster::testing::{
-    CommandError, Executed, GroupLimits, GroupTimes, Member, Node, NodeOptions, Replica, ReplicaState,
-    Retention, Row, Rows, StoreError, Value,
+    CommandError, Executed, GroupLimits, GroupTimes, LossOptions, Member, Node, NodeOptions, Replica,
+    ReplicaState, Retention, Row, Rows, StoreError, Value,
 };
 use collie_cluster::{Layout, NodeError, NodeLogOptions, NodeStoreOptions};
 use collie_db::{Options, Shared, SharedOptions};
@@ -262,6 +262,7 @@ pub(crate) fn node_options(dir: &std::path::Path, log: LogOptions, peers: PeersO
         transfer_rate: 0,
         log_opened: None,
         note_made: None,
+        losses: LossOptions::default(),
     }
 }
 

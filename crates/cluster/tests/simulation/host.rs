@@ -10,10 +10,12 @@ use collie_cluster::testing::map::LEVEL;
 use collie_cluster::testing::replica_store::{MachineOptions, Runs};
 use collie_cluster::testing::transport::{Identity, PeersOptions, Times};
 use collie_cluster::testing::{
-    GroupLimits, GroupTimes, LogOpened, Member, Node, NodeLog, NodeOptions, Replica, Retention,
+    GroupLimits, GroupTimes, LogOpened, LossOptions, LossRecord, Member, Node, NodeLog, NodeOptions,
+    NoteLossRecord, Replica, Retention,
 };
-use collie_cluster::{Layout, NodeError, NodeLogOptions, NodeStoreOptions};
+use collie_cluster::{EntryDurability, Layout, NodeError, NodeLogOptions, NodeStoreOptions};
 use collie_db::{FamilyOptions, Options, Shared, SharedOptions};
+use collie_io::Device;
 use collie_log::{Level, LogOptions, RingMode};
 use collie_server::cluster::Reads;
 use collie_sim::{Rng, mix};
@@ -40,6 +42,9 @@ pub(crate) struct Place {
     pub(crate) nodes: u64,
     pub(crate) groups: Vec<u64>,
     reads: Reads,
+    entries: EntryDurability,
+    /// What the node has stored of entries that it may lack.
+    losses: Arc<Mutex<LossRecord>>,
     pub(crate) disk: Disk,
     pub(crate) world: Arc<World>,
     pub(crate) clock_offset_ms: Arc<AtomicI64>,
@@ -64,6 +69,8 @@ impl Place {
             nodes: plan.nodes,
             groups: plan.groups.clone(),
             reads: plan.reads,
+            entries: plan.entries,
+            losses: Arc::default(),
             disk: Disk::new(mix(world.seed.wrapping_mul(31).wrapping_add(id))),
             world: Arc::clone(world),
             clock_offset_ms: Arc::default(),
@@ -157,7 +164,10 @@ impl Place {
         let log = NodeLogOptions {
             log: LogOptions {
                 device: Arc::new(self.disk.log()),
-                ring: RingMode::Private,
+                ring: match self.entries {
+                    EntryDurability::Disk => RingMode::Private,
+                    EntryDurability::Process => RingMode::default(),
+                },
                 ring_bytes: 256 << 10,
                 segment_bytes: 64 << 10,
                 max_workers: 4,
@@ -165,6 +175,7 @@ impl Place {
                 threads: false,
                 ..LogOptions::default()
             },
+            entries: self.entries,
             retention: Some(RETENTION),
             ..NodeLogOptions::default()
         };
@@ -219,7 +230,28 @@ impl Place {
             },
             log_opened: Some(self.flusher()),
             note_made: None,
+            losses: LossOptions {
+                record: self.losses.lock().unwrap().clone(),
+                note: Some(self.note_losses()),
+            },
         }
+    }
+
+    /// Stores it, as long as the disk of the log works: that of the node's own store is the same one.
+    fn note_losses(self: &Arc<Self>) -> NoteLossRecord {
+        let (losses, log) = (Arc::clone(&self.losses), self.disk.log());
+        Arc::new(move |record| {
+            log.list(std::path::Path::new("/"))
+                .map_err(|error| error.to_string())?;
+            *losses.lock().unwrap() = record.clone();
+            Ok(())
+        })
+    }
+
+    /// Whether it may lack entries that it has acknowledged, by what is stored.
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        let losses = self.losses.lock().unwrap();
+        !losses.logs.is_empty() || !losses.replicas.is_empty()
     }
 
     /// A task that syncs the log, in place of the log's threads.

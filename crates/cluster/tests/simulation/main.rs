@@ -5,7 +5,7 @@
 //! replicas must agree, and what the clients saw of each object must fit one order.
 //!
 //! `COLLIE_SEED` is the first seed, `COLLIE_RUNS` how many there are, and `COLLIE_TRACE=1` prints what
-//! happened; `COLLIE_READS` is `index` or `lease` for all seeds. With `RUSTFLAGS="--cfg tokio_unstable"`, as `scripts/simulation` has it, a seed replays
+//! happened; `COLLIE_READS` is `index` or `lease`, and `COLLIE_DURABILITY` `disk` or `process`, for all seeds. With `RUSTFLAGS="--cfg tokio_unstable"`, as `scripts/simulation` has it, a seed replays
 //! exactly; without, tokio chooses by itself which of several tasks that wait for one value goes first.
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers end the test")]

@@ -1,12 +1,13 @@
 //! One simulation from its start to its verdict.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use collie_cluster::EntryDurability;
 use collie_cluster::testing::seed_draws;
 use collie_server::cluster::Reads;
 use collie_sim::Rng;
@@ -36,6 +37,7 @@ pub(crate) struct Plan {
     pub(crate) groups: Vec<u64>,
     pub(crate) faults: u64,
     pub(crate) reads: Reads,
+    pub(crate) entries: EntryDurability,
     /// Whether keys expire, by clocks that differ.
     pub(crate) expires: bool,
 }
@@ -48,6 +50,7 @@ impl Plan {
             groups: vec![7],
             faults: 0,
             reads: Reads::Index,
+            entries: EntryDurability::Disk,
             expires: false,
         }
     }
@@ -69,6 +72,7 @@ impl Plan {
             groups: (7..8 + rng.below(2)).collect(),
             faults: 8 + rng.below(10),
             reads: reads(seed),
+            entries: entries(seed),
             expires: false,
         }
     }
@@ -83,6 +87,17 @@ fn reads(seed: u64) -> Reads {
             .find(|reads| reads.name() == asked)
             .unwrap_or_else(|| panic!("COLLIE_READS={asked}")),
         Err(_) => all[usize::from(seed.is_multiple_of(3))],
+    }
+}
+
+/// Of each fourth seed they do not wait for the disk, or as `COLLIE_DURABILITY` says for all.
+fn entries(seed: u64) -> EntryDurability {
+    match std::env::var("COLLIE_DURABILITY").as_deref() {
+        Ok("disk") => EntryDurability::Disk,
+        Ok("process") => EntryDurability::Process,
+        Ok(other) => panic!("COLLIE_DURABILITY={other}"),
+        Err(_) if seed % 4 == 2 => EntryDurability::Process,
+        Err(_) => EntryDurability::Disk,
     }
 }
 
@@ -137,6 +152,9 @@ pub(crate) struct Town<'a> {
     pub(crate) faults: BTreeMap<&'static str, u64>,
     /// When nodes that are down start again.
     down: BTreeMap<usize, Duration>,
+    /// Nodes that lost power, and may lack entries that count: one at a time.
+    in_doubt: BTreeSet<usize>,
+    entries: EntryDurability,
 }
 
 impl Town<'_> {
@@ -165,6 +183,8 @@ impl Town<'_> {
             world,
             faults: BTreeMap::new(),
             down: BTreeMap::new(),
+            in_doubt: BTreeSet::new(),
+            entries: plan.entries,
         }
     }
 
@@ -219,6 +239,15 @@ impl Town<'_> {
 
     /// A process ends wherever it is, with or without the power; another begins later.
     pub(crate) fn crash(&mut self, at: usize, power: bool, down: Duration) {
+        let places = &self.places;
+        self.in_doubt
+            .retain(|at| places[*at].node().is_none() || places[*at].is_in_doubt());
+        let others_are = self.in_doubt.iter().any(|other| *other != at);
+        // What a majority may lose at once is not promised.
+        let power = power && !(self.entries == EntryDurability::Process && others_are);
+        if power {
+            self.in_doubt.insert(at);
+        }
         let place = &self.places[at];
         let way = place.disk.die(power);
         self.world

@@ -26,9 +26,9 @@ use std::path::Path;
 
 use collie_io::Device;
 
-use crate::error::LogError;
+use crate::error::{At, LogError};
 use crate::format::LogId;
-use crate::options::{LogOptions, RecoveryMode};
+use crate::options::{LogOptions, OnLostRing, RecoveryMode};
 
 use chain::Chain;
 use new_epoch::History;
@@ -73,6 +73,11 @@ pub(crate) fn recover(
     refuse_lost_end(&chain, &found, &options)?;
     if options.recovery_mode == RecoveryMode::AbsoluteConsistency {
         refuse_unclean(dir, &ring, &found)?;
+    }
+    if let (RingOutcome::Gone { .. } | RingOutcome::Refused { .. }, Some(OnLostRing(lost))) =
+        (&found.ring, &options.on_lost_ring)
+    {
+        lost(&found.ring).at("note that the ring was lost of", dir)?;
     }
     new_epoch::go_on(dir, options, chain, ring, found, history, lock)
 }

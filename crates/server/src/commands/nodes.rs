@@ -1,5 +1,7 @@
 //! `COLLIE.NODE`: the nodes of the cluster for its operator, and which of them are to have replicas.
 
+use std::collections::BTreeSet;
+
 use collie_protocol::Request;
 use collie_protocol::number::parse_i64;
 use tokio::runtime::Handle;
@@ -22,6 +24,14 @@ pub(super) const CHANGES: &[&str] = &["admin", "stale", "no_async_loading", "no_
 pub(super) const CATEGORIES: &[&str] = &["@admin", "@slow", "@dangerous"];
 
 const SUBCOMMANDS: &[Command] = &[
+    Command::new("collie.node|accept-loss", -2, accept_loss)
+        .about(
+            "7.0.0",
+            "cluster",
+            "Lets replicas lead again that may have lost entries: what no other has is given up.",
+        )
+        .flags(CHANGES)
+        .categories(CATEGORIES),
     Command::new("collie.node|drain", 3, change)
         .about("7.0.0", "cluster", "Moves the replicas of a node to other nodes.")
         .flags(CHANGES)
@@ -124,6 +134,18 @@ fn change(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
         NodeRequest::Serve(node)
     };
     ask(exec, wanted)
+}
+
+/// `COLLIE.NODE ACCEPT-LOSS [WITHOUT node [node ...]]`.
+fn accept_loss(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let without = match request.len() {
+        2 => BTreeSet::new(),
+        4.. if is(request.at(2), "WITHOUT") => (3..request.len())
+            .map(|at| number(request.at(at)))
+            .collect::<Result<_, _>>()?,
+        _ => return Err(text::SYNTAX.into()),
+    };
+    ask(exec, NodeRequest::AcceptLoss { without })
 }
 
 fn finalize(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {

@@ -141,6 +141,7 @@ impl Shape {
             ("collie_layout", self.topology.logs.layout.name().to_owned()),
             ("collie_logs_to_move", self.topology.logs.to_move.to_string()),
             ("collie_reads", self.topology.reads.name().to_owned()),
+            ("collie_durability", self.topology.durability.name().to_owned()),
             ("collie_partitions", self.topology.partitions.len().to_string()),
             ("collie_splits", splits.to_string()),
             ("collie_slots_led", service.led_text()),

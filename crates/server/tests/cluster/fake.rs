@@ -440,6 +440,7 @@ impl Cluster for Fake {
             own: 1,
             logs: LogsInfo { layout, to_move: 3 },
             reads: Reads::Lease,
+            durability: Durability::Process,
             nodes: (1..=3).map(node).collect(),
             partitions: self.partitions.iter().map(partition).collect(),
         })

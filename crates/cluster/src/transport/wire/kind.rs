@@ -76,6 +76,8 @@ kinds! {
     Park = 27, "park";
     /// A member has reason to hear from its leader, which is parked.
     Wake = 28, "wake";
+    /// What is the replica's last entry?
+    LastEntry = 29, "last entry";
     /// Answers [`Kind::Append`].
     Appended = 32, "appended";
     /// Answers [`Kind::Vote`].
@@ -102,6 +104,8 @@ kinds! {
     Parked = 43, "parked";
     /// Answers [`Kind::Wake`].
     Awake = 44, "awake";
+    /// Answers [`Kind::LastEntry`].
+    LastEntryIs = 45, "last entry is";
     /// Answers any request that was not carried out.
     Refusal = 48, "refusal";
 }

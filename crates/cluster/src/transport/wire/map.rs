@@ -90,6 +90,9 @@ pub enum MapRequest {
     EndDuplication(String),
     /// The cluster gets the rows of another one.
     Receive(ClusterId),
+    /// What replicas of the node that is asked may have lost is lost: they vote with what they have. The map does not
+    /// change.
+    AcceptLoss,
 }
 
 /// A cluster that is to get rows.

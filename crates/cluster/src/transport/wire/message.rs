@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{EntryId, GroupId, ReplicaId, Vote};
+use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
 use crate::transport::wire::ids::{ClusterId, NodeId, Payload, list};
 use crate::transport::wire::kind::{Kind, VERSION, WireError};
 use crate::transport::wire::map::MapRequest;
@@ -72,6 +72,8 @@ pub enum Request {
     Park(Park),
     /// [`Kind::Wake`].
     Wake,
+    /// [`Kind::LastEntry`].
+    LastEntry,
 }
 
 /// What is answered.
@@ -103,6 +105,8 @@ pub enum Response {
     Parked,
     /// [`Kind::Awake`].
     Awake,
+    /// [`Kind::LastEntryIs`].
+    LastEntry(LastEntry),
     /// [`Kind::Refusal`].
     Refusal(Refusal),
 }
@@ -260,6 +264,15 @@ pub struct Park {
     pub last: EntryId,
 }
 
+/// The last entry of a replica's log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastEntry {
+    /// The entry, if there was any.
+    pub last: Option<EntryId>,
+    /// As whose the replica leads, if it does: then it had this entry, or more, as that leader.
+    pub leads: Option<LeaderId>,
+}
+
 /// Why a request was not carried out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
@@ -336,6 +349,7 @@ impl Request {
             Self::ChangeMap(_) => Kind::ChangeMap,
             Self::Park(_) => Kind::Park,
             Self::Wake => Kind::Wake,
+            Self::LastEntry => Kind::LastEntry,
         }
     }
 
@@ -351,6 +365,7 @@ impl Request {
             | Self::ChangeMap(_)
             | Self::Park(_)
             | Self::Wake
+            | Self::LastEntry
             | Self::HandOver(_) => Lane::Raft,
             Self::Offer(_) | Self::Piece(_) | Self::SnapshotEnd(_) => Lane::Bulk,
         }
@@ -374,6 +389,7 @@ impl Response {
             Self::MapChanged => Kind::MapChanged,
             Self::Parked => Kind::Parked,
             Self::Awake => Kind::Awake,
+            Self::LastEntry(_) => Kind::LastEntryIs,
             Self::Refusal(_) => Kind::Refusal,
         }
     }
@@ -434,7 +450,7 @@ impl Message {
                 Request::Piece(body) => put(self.kind(), body, to),
                 Request::SnapshotEnd(body) => put(self.kind(), body, to),
                 Request::Room(body) => put(self.kind(), body, to),
-                Request::MayLead | Request::Wake => Ok(to),
+                Request::MayLead | Request::Wake | Request::LastEntry => Ok(to),
                 Request::HandOver(body) => put(self.kind(), body, to),
                 Request::ChangeMap(body) => put(self.kind(), body, to),
                 Request::Park(body) => put(self.kind(), body, to),
@@ -453,6 +469,7 @@ impl Message {
                     most(body.from.len(), "files", FILES_MAX)?;
                     put(self.kind(), body, to)
                 }
+                Response::LastEntry(body) => put(self.kind(), body, to),
                 Response::Stored(body) => put(self.kind(), body, to),
                 Response::Installed(body) => put(self.kind(), body, to),
                 Response::Refusal(body) => put(self.kind(), body, to),
@@ -491,6 +508,7 @@ impl Message {
             Kind::ChangeMap => request(take(kind, body, Request::ChangeMap)?),
             Kind::Park => request(take(kind, body, Request::Park)?),
             Kind::Wake => request((Request::Wake, body.len())),
+            Kind::LastEntry => request((Request::LastEntry, body.len())),
             Kind::Appended => response(take(kind, body, Response::Appended)?),
             Kind::Voted => response(take(kind, body, Response::Voted)?),
             Kind::PreVoted => response(take(kind, body, Response::PreVoted)?),
@@ -504,6 +522,7 @@ impl Message {
             Kind::MapChanged => response((Response::MapChanged, body.len())),
             Kind::Parked => response((Response::Parked, body.len())),
             Kind::Awake => response((Response::Awake, body.len())),
+            Kind::LastEntryIs => response(take(kind, body, Response::LastEntry)?),
             Kind::Refusal => response(take(kind, body, Response::Refusal)?),
         })
     }

@@ -19,8 +19,8 @@ pub use kind::{Kind, VERSION, WireError};
 pub use map::{ADDRESSES_MAX, LayoutOf, MEMBERS_MAX, MapRequest, Site, Target};
 pub use message::{
     Append, Appended, DISKS_MAX, ENTRIES_MAX, HandOver, Hello, Join, JoinAnswer, Joined, LED_MAX, Lane,
-    Leads, LogEntry, Message, PEERS_MAX, Park, Ping, Place, Pong, Refusal, Refused, Request, Response, Room,
-    TEXT_MAX, TransferLeader, VoteAnswer, VoteRequest,
+    LastEntry, Leads, LogEntry, Message, PEERS_MAX, Park, Ping, Place, Pong, Refusal, Refused, Request,
+    Response, Room, TEXT_MAX, TransferLeader, VoteAnswer, VoteRequest,
 };
 pub use snapshot::{
     FILES_MAX, FileName, FileOffer, Installed, NAME_MAX, Offer, Piece, SnapshotEnd, Stored, Wanted,

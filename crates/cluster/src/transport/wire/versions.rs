@@ -225,8 +225,13 @@ fn requests() -> Vec<(&'static str, Request)> {
             "change-map-receive",
             Request::ChangeMap(MapRequest::Receive(CLUSTER)),
         ),
+        (
+            "change-map-accept-loss",
+            Request::ChangeMap(MapRequest::AcceptLoss),
+        ),
         ("park", Request::Park(park)),
         ("wake", Request::Wake),
+        ("last-entry", Request::LastEntry),
     ]
 }
 
@@ -242,6 +247,10 @@ fn responses() -> Vec<(&'static str, Response)> {
     };
     let installed = Installed {
         vote: vote(8, 9, false),
+    };
+    let last = LastEntry {
+        last: Some(entry(17, 18, 190)),
+        leads: Some(vote(20, 21, true).leader),
     };
     vec![
         ("appended", Response::Appended(Appended::Success)),
@@ -266,6 +275,7 @@ fn responses() -> Vec<(&'static str, Response)> {
         ("map-changed", Response::MapChanged),
         ("parked", Response::Parked),
         ("awake", Response::Awake),
+        ("last-entry-is", Response::LastEntry(last)),
         ("refusal-gone", Response::Refusal(Refusal::Gone)),
         ("refusal-unknown", Response::Refusal(Refusal::Unknown)),
         ("refusal-busy", Response::Refusal(Refusal::Busy)),

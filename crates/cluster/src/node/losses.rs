@@ -1,0 +1,167 @@
+//! Which replicas of a node may have lost entries that they had acknowledged, found when its logs are opened.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use collie_server::cluster::Durability;
+use parking_lot::Mutex;
+
+use crate::identity::LossRecord;
+use crate::ids::ReplicaId;
+use crate::map::MAP_GROUP;
+use crate::node::error::NodeError;
+use crate::node::options::{LossOptions, NoteLossRecord};
+use crate::node::shared::ClusterInner;
+use crate::raft::{LEVEL_OF_LOSSES, Losses, NoteLosses};
+use crate::raftlog::{EntryDurability, NodeStore, NoteLostRing};
+use crate::transport::wire::MapRequest;
+
+/// What a node has stored of entries that it may have lost, while it opens its logs and afterwards.
+pub(super) struct LossStore {
+    record: Mutex<LossRecord>,
+    note: Option<NoteLossRecord>,
+    /// The logs were opened, but for those that count as if they had lost their rings.
+    are_open: AtomicBool,
+}
+
+impl LossStore {
+    pub(super) fn new(options: LossOptions) -> Arc<Self> {
+        Arc::new(Self {
+            record: Mutex::new(options.record),
+            note: options.note,
+            are_open: AtomicBool::new(false),
+        })
+    }
+
+    fn change(&self, change: impl FnOnce(&mut LossRecord)) -> Result<(), NodeError> {
+        let mut record = self.record.lock();
+        let mut next = record.clone();
+        change(&mut next);
+        if next == *record {
+            return Ok(());
+        }
+        let noted = match &self.note {
+            Some(note) => note(&next),
+            None => Err("there is no place for that".to_owned()),
+        };
+        noted.map_err(|problem| NodeError::Losses { problem })?;
+        *record = next;
+        Ok(())
+    }
+
+    /// What is called where a log has lost its ring: it may have had entries that did not wait for the disk.
+    pub(super) fn on_lost_ring(self: &Arc<Self>) -> Option<NoteLostRing> {
+        let was_used = self.record.lock().entries == EntryDurability::Process;
+        let this = Arc::clone(self);
+        was_used.then(|| {
+            let note: NoteLostRing = Arc::new(move |at| {
+                // Relaxed: one thread opens the logs, and sets this.
+                if this.are_open.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                let noted = this.change(|record| record.logs.extend([at]));
+                noted.map_err(std::io::Error::other)
+            });
+            note
+        })
+    }
+
+    /// The logs are open, and from now on `entries` is what entries wait for. Blocks.
+    pub(super) fn opened(
+        self: Arc<Self>,
+        entries: EntryDurability,
+        store: &NodeStore,
+    ) -> Result<Arc<Losses>, NodeError> {
+        // Entries of the map always wait for the disk.
+        let here = store
+            .replicas()
+            .into_iter()
+            .filter(|log| log.group() != MAP_GROUP);
+        let unopened = store.unopened().into_iter().map(|(replica, _)| replica);
+        let here: BTreeSet<ReplicaId> = here.map(|log| log.replica()).chain(unopened).collect();
+        self.change(|record| {
+            if record.entries == EntryDurability::Process {
+                record.replicas.extend(store.replicas_in(&record.logs));
+            }
+            record.replicas.retain(|replica| here.contains(replica));
+            record.logs.clear();
+            record.entries = entries;
+        })?;
+        self.are_open.store(true, Ordering::Relaxed);
+        let replicas = self.record.lock().replicas.clone();
+        if !replicas.is_empty() {
+            tracing::warn!(
+                replicas = replicas.len(),
+                "replicas may have lost entries that they had acknowledged, and vote again once they have caught up"
+            );
+        }
+        let note: NoteLosses = Arc::new(move |left| {
+            let noted = self.change(|record| record.replicas.clone_from(left));
+            noted.map_err(|error| error.to_string())
+        });
+        Ok(Losses::new(replicas, Some(note)))
+    }
+}
+
+/// Has the replicas of all nodes vote that may have lost entries, with what they have.
+///
+/// # Errors
+/// What an operator is to do.
+pub(super) async fn accept(inner: &ClusterInner, without: &BTreeSet<u64>) -> Result<(), String> {
+    let map = inner.map().ok_or("this node has no map yet: ask again")?;
+    if map.cluster.level < LEVEL_OF_LOSSES {
+        return Err("entries of this cluster wait for the disk: nothing is lost".to_owned());
+    }
+    if let Some(node) = without.iter().find(|node| !map.nodes.contains_key(node)) {
+        return Err(format!("the cluster has no node {node}"));
+    }
+    let silent: Vec<_> = {
+        let states = inner.peers().states();
+        let states = states.borrow();
+        let silent = map.nodes.keys().filter(|node| !inner.is_alive(&states, **node));
+        silent
+            .filter(|node| !without.contains(node))
+            .map(u64::to_string)
+            .collect()
+    };
+    if !silent.is_empty() {
+        let silent = silent.join(", ");
+        return Err(format!(
+            "node {silent} does not answer, and may have what others have lost: start it; or, where it does not come back, \
+             give up what it alone has by --without {silent}"
+        ));
+    }
+    for node in map.nodes.values().filter(|node| !without.contains(&node.number)) {
+        let answer = match node.number == inner.number() {
+            true => {
+                answer(inner);
+                Ok(())
+            }
+            false => inner
+                .ask_node(node, MapRequest::AcceptLoss)
+                .await
+                .map_err(|error| format!("node {} ({error}): ask again", node.number))?,
+        };
+        answer.map_err(|problem| format!("node {}: {problem}", node.number))?;
+    }
+    Ok(())
+}
+
+/// Accepts what the replicas of this node have lost that hear no leader.
+pub(super) fn answer(inner: &ClusterInner) {
+    let replicas = inner.node.replicas().into_iter();
+    let led_by_none = replicas.filter(|replica| replica.leader().is_none());
+    let ids = led_by_none.map(|replica| replica.id()).collect();
+    inner.node.losses().accept(&ids);
+}
+
+impl ClusterInner {
+    /// What entries of this node wait for.
+    pub(super) fn durability(&self) -> Durability {
+        match self.options.store.shared.entries {
+            EntryDurability::Disk => Durability::Disk,
+            EntryDurability::Process => Durability::Process,
+        }
+    }
+}

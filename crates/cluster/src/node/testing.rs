@@ -209,3 +209,10 @@ impl ClusterInner {
         (Some(status), leader)
     }
 }
+
+impl Node {
+    /// Accepts what its replicas have lost.
+    pub fn accept_losses(&self) {
+        self.losses().accept(&self.losses().open());
+    }
+}

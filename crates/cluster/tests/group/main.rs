@@ -16,6 +16,7 @@ mod filling;
 mod full;
 mod leases;
 mod lives;
+mod losses;
 mod messages;
 mod parking;
 mod partitions;

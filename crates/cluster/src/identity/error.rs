@@ -95,6 +95,18 @@ pub enum IdentityError {
         /// How many it was given.
         found: usize,
     },
+    /// The node is started without a disk that it needs.
+    #[error(
+        "disk {disk} of node {node} is not among those that it is started with, and may have replicas or the map: name it; \
+         to go without it, first run `collie cluster drain {node} --disk {disk}`, until `collie cluster status` says that \
+         it is empty"
+    )]
+    Absent {
+        /// The node.
+        node: u64,
+        /// The disk, counted from 0.
+        disk: u32,
+    },
     /// The node runs already, elsewhere.
     #[error(
         "node {node} runs at {there}, and two processes of one node would vote twice: stop that one, or, if this directory \

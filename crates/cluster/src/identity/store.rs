@@ -1,5 +1,6 @@
 //! The node's own store, and the records in it.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,6 +26,8 @@ const IDENTITY: &[u8] = b"identity";
 const CLOCK_OFF: &[u8] = b"clock-off";
 /// Which logs its replicas are to be in.
 const LAYOUT: &[u8] = b"layout";
+/// The disks that have nothing which the node needs.
+const EMPTIED: &[u8] = b"emptied";
 const REPLICA: &[u8] = b"replica/";
 
 /// The store in `node/` of the node's directory, open. Its lock keeps other processes off. All of its
@@ -169,6 +172,22 @@ impl IdentityStore {
     /// As [`asked`](Self::asked).
     pub(crate) fn set_layout(&self, layout: &LayoutRecord) -> Result<(), IdentityError> {
         self.put("its layout", LAYOUT, layout)
+    }
+
+    /// The disks that have nothing which the node needs: it may be started without them.
+    ///
+    /// # Errors
+    /// As [`asked`](Self::asked).
+    pub(crate) fn emptied(&self) -> Result<BTreeSet<u32>, IdentityError> {
+        Ok(self.get("its empty disks", EMPTIED)?.unwrap_or_default())
+    }
+
+    /// Stores which disks have nothing that the node needs.
+    ///
+    /// # Errors
+    /// As [`asked`](Self::asked).
+    pub(crate) fn set_emptied(&self, disks: &BTreeSet<u32>) -> Result<(), IdentityError> {
+        self.put("its empty disks", EMPTIED, disks)
     }
 
     /// Closes the store, unless the server has closed it.
@@ -386,6 +405,13 @@ mod tests {
             Some(layout),
             |store, layout| store.set_layout(layout.as_ref().unwrap()),
             IdentityStore::layout,
+        );
+        check(
+            &store,
+            b"emptied",
+            BTreeSet::from([1, 300]),
+            IdentityStore::set_emptied,
+            IdentityStore::emptied,
         );
         let key = b"replica/\0\0\0\0\0\0\x02\x01";
         check(

@@ -7,6 +7,7 @@ mod changing;
 mod clocks;
 mod cluster;
 mod controller;
+mod disks;
 mod duplicating;
 mod error;
 mod follower;

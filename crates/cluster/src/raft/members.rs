@@ -361,6 +361,11 @@ impl Replica {
         others
     }
 
+    /// About as many bytes as its tables have; 0 while it does not run.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        self.running().map_or(0, |running| running.machine.bytes())
+    }
+
     /// Whether its tables are below this directory.
     pub(crate) fn is_in(&self, dir: &Path) -> bool {
         self.options.dir.starts_with(dir)
@@ -444,6 +449,13 @@ impl Replica {
             return Some(format!(
                 "takes no writes, since its log has {used} of {limit} bytes: {holder} holds {held} bytes{why}"
             ));
+        }
+        if self.running().is_ok_and(|running| running.waits_to_begin()) {
+            return Some(
+                "is to begin on a disk that has no room for its tables, as a twentieth is to stay free: make room there; it \
+                 goes on by itself"
+                    .to_owned(),
+            );
         }
         if self
             .running()

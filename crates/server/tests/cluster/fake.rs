@@ -413,6 +413,7 @@ impl Cluster for Fake {
             peer: SocketAddr::from(([127, 0, 0, 1], 17_000 + number as u16)),
             is_alive: true,
             role: NodeRole::Serves,
+            drained: Vec::new(),
         };
         let partition = |partition: &Arc<FakePartition>| {
             let role = partition.state().role;
@@ -439,6 +440,7 @@ impl Cluster for Fake {
             newest_level: 2,
             own: 1,
             logs: LogsInfo { layout, to_move: 3 },
+            drained_here: vec![],
             reads: Reads::Lease,
             nodes: (1..=3).map(node).collect(),
             partitions: self.partitions.iter().map(partition).collect(),

@@ -342,7 +342,9 @@ async fn make_replica(
         });
     }
     // Held until it is there: a disk with it is not noted to be empty.
-    let _making = inner.disks.make_on(inner, disk).await?;
+    let layouts = inner.node.layouts();
+    let making = inner.disks.make_on(&inner.store, (layouts.absent(), disk));
+    let _making = making.await?;
     match inner.node.create(group, id, disk as usize).await {
         Ok(replica) => Ok(replica),
         Err(error @ NodeError::Store(StoreError::Exists { .. })) => {

@@ -8,6 +8,7 @@ mod clocks;
 mod cluster;
 mod controller;
 mod disks;
+mod drained;
 mod duplicating;
 mod error;
 mod follower;

@@ -16,7 +16,7 @@ use crate::identity::{IdentityStore, NodeIdentity};
 use crate::ids::{GroupId, ReplicaId};
 use crate::map::{Founding, JoinRequest, MAP_GROUP, Map, NodeRecord};
 use crate::node::Node;
-use crate::node::disks::DrainedDisks;
+use crate::node::drained::DrainedDisks;
 use crate::node::options::ClusterOptions;
 use crate::node::routing::{Routing, is_alive};
 use crate::node::steady::SteadyClock;

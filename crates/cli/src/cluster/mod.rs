@@ -32,7 +32,7 @@ pub(crate) fn run(command: &ClusterCommand) -> anyhow::Result<Outcome> {
         ClusterCommand::Drain(args) => {
             let follows = match args.disk {
                 None => "its replicas move to other nodes",
-                Some(_) => "what is on the disk moves to other disks of the node",
+                Some(_) => "its replicas move to other disks of the node",
             };
             nodes::change_disk("DRAIN", args, follows)
         }

@@ -100,7 +100,7 @@ pub(super) fn nodes(args: &NodesArgs) -> anyhow::Result<Outcome> {
     {
         let (number, disk, replicas) = (node.number, disk.disk, disk.replicas);
         results.line(format_args!(
-            "disk {disk} of node {number} is drained: {replicas} replicas are on it"
+            "disk {disk} of node {number} is drained: the map has {replicas} replicas there"
         ))?;
     }
     results.flush()?;

@@ -96,16 +96,14 @@ pub enum IdentityError {
         found: usize,
     },
     /// The node is started without a disk that it needs.
-    #[error(
-        "disk {disk} of node {node} is not among those that it is started with, and may have replicas or the map: name it; \
-         to go without it, first run `collie cluster drain {node} --disk {disk}`, until `collie cluster status` says that \
-         it is empty"
-    )]
+    #[error("disk {disk} of node {node} is not among those that it is started with: {advice}")]
     Absent {
         /// The node.
         node: u64,
         /// The disk, counted from 0.
         disk: u32,
+        /// What to do.
+        advice: &'static str,
     },
     /// The node runs already, elsewhere.
     #[error(

@@ -109,6 +109,10 @@ pub(crate) fn mark_disks(
 }
 
 const NEW: &str = "give a node that joins an empty directory on each disk";
+const FIRST: &str = "it has the node's replica of the map, so name it; or stop the node, copy what is there to another disk, and name \
+                     that in its place";
+const NEEDED: &str = "it may have replicas, so name it; to go without it, have it drained first (`collie cluster drain NODE --disk \
+                      N`), until `collie cluster status` says that it is empty";
 const OWN: &str = "mount each disk at its place; if the directory was copied from another node, take it away";
 
 /// Whether the disks are free: none has a mark, but for the one that it got when a join was
@@ -208,7 +212,8 @@ fn without_some(
             continue;
         }
         if !emptied.contains(&disk) {
-            return Err(IdentityError::Absent { node, disk });
+            let advice = if disk == 0 { FIRST } else { NEEDED };
+            return Err(IdentityError::Absent { node, disk, advice });
         }
         // Numbers of disks stay what they are.
         let dir = node_dir.join(ABSENT).join(disk.to_string());

@@ -171,7 +171,10 @@ fn a_disk_that_is_not_empty_is_needed() {
         let said = site.refusal(options(site, Layout::PerDisk, disks), Begin::Start);
         assert!(said.contains(text), "{said}");
     };
-    refused(&["disk0"], "first run `collie cluster drain 1 --disk 1`, until");
+    refused(
+        &["disk0"],
+        "disk 1 of node 1 is not among those that it is started with: it may have replicas",
+    );
     refused(&["disk0", "new"], "disk 1 of node 1");
     refused(&["disk1", "disk0"], "expected disk 0 of node 1");
     start(site, Layout::PerDisk, &["disk0", "disk1"], Begin::Start);
@@ -179,7 +182,7 @@ fn a_disk_that_is_not_empty_is_needed() {
     until(&sites, "acceptance", || ask(site, drain(1, 1)).ok());
     drained(&sites, site, 1, LeftOnDisk::Replicas(0));
     site.close();
-    refused(&["disk1"], "disk 0 of node 1 is not among those");
+    refused(&["disk1"], "it has the node's replica of the map, so name it");
     refused(&["disk0", "disk0", "disk1"], "has 2 disks, and is started with 3");
     refused(&["new"], "has no mark");
     start(site, Layout::PerDisk, &["disk0"], Begin::Start);

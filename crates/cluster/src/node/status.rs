@@ -259,7 +259,9 @@ impl ClusterInner {
     }
 
     fn of_partitions(&self, logs: &[LogNow]) -> Vec<Figure> {
-        let replicas = self.node.replicas();
+        let mut replicas = self.node.replicas();
+        // Of two, while one takes the place of another, the one that leads.
+        replicas.sort_by_key(|replica| replica.leads_in().is_some());
         let states = replicas.iter().filter_map(|replica| {
             let state = replica.state().ok()?;
             Some((replica.group(), (Arc::clone(replica), state)))

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use collie_cluster::testing::Retention;
+use collie_cluster::testing::map::LEVEL_OF_DISKS;
 use collie_cluster::{Begin, Layout};
 use collie_io::{Clock, Device, Dir, Entry, File, FsStat, OpenMode, RealDevice, Stat};
 use collie_server::cluster::{LeftOnDisk, LogLayout, LogsOf, NodeRequest, Settled};
@@ -284,6 +286,8 @@ fn layouts_and_splits_meet_a_drain() {
 struct Narrow {
     real: RealDevice,
     below: std::path::PathBuf,
+    /// Only where there is such a file below.
+    with: &'static str,
     free: AtomicU64,
 }
 
@@ -332,49 +336,100 @@ impl Device for Narrow {
     }
     fn statfs(&self, path: &Path) -> io::Result<FsStat> {
         let mut stat = self.real.statfs(path)?;
-        if path.starts_with(&self.below) {
+        if path.starts_with(&self.below) && path.join(self.with).exists() {
             stat.available = stat.blocks / 100 * self.free.load(Ordering::Relaxed);
         }
         Ok(stat)
     }
 }
 
-#[test]
-fn a_drain_waits_where_the_other_disk_has_no_room() {
+/// A node whose first disk has no room by what is asked below a path of it: that is said, and it waits.
+fn waits_for_room(below: &str, with: &'static str, text: &str, are_begun: bool) {
     let sites = sites(1);
     let site = &sites[0];
     let device = Arc::new(Narrow {
         real: RealDevice::new(),
-        below: site.dir.path().join("disk0"),
+        below: site.dir.path().join(below),
+        with,
         free: AtomicU64::new(50),
     });
     let mut options = options(site, Layout::PerDisk, &["disk0", "disk1"]);
     options.machine.db.device = Arc::clone(&device) as _;
     options.replace_after = Duration::from_millis(300);
+    // Those that join get tables.
+    options.store.shared.retention = Some(Retention {
+        margin: 0,
+        lagging: 0,
+    });
     site.try_start(options, bootstrap(1, PARTITIONS)).unwrap();
     settled(&sites, 1, PARTITIONS);
     write(&sites, "before");
+    until(&sites, "a purge", || {
+        let replicas = site.with(|node, _| node.node().replicas());
+        let are = replicas.iter().all(|replica| {
+            let flushed = site.with(|_, runtime| runtime.block_on(replica.flush()));
+            flushed.is_ok() && replica.state().is_ok_and(|state| state.purged > Some(0))
+        });
+        are.then_some(())
+    });
     device.free.store(4, Ordering::Relaxed);
     let there = site.map().unwrap().count_on(1, 1);
     ask(site, drain(1, 1)).unwrap();
     let says = |text: &str| {
-        let problems = site.status().problems;
-        problems.iter().any(|(_, problem)| problem.contains(text))
+        let problems = site.with(|node, _| node.cluster().problems());
+        problems.iter().any(|problem| problem.contains(text))
     };
-    until(&sites, "a problem", || {
-        says("disk 0, which has no room for its").then_some(())
-    });
+    until(&sites, "a problem", || says(text).then_some(()));
     until(&sites, "a problem of the move", || {
         says("has not gone on for").then_some(())
     });
     drained(&sites, site, 1, LeftOnDisk::Replicas(there));
     let replicas = site.with(|node, _| node.node().replicas().len());
-    assert_eq!(replicas, 1 + usize::from(PARTITIONS), "none is begun");
+    assert_eq!(replicas > 1 + usize::from(PARTITIONS), are_begun);
     write(&sites, "meanwhile");
     device.free.store(50, Ordering::Relaxed);
     drained(&sites, site, 1, LeftOnDisk::Replicas(0));
     until(&sites, "no problem", || {
-        site.status().problems.is_empty().then_some(())
+        let problems = site.with(|node, _| node.cluster().problems());
+        problems.is_empty().then_some(())
     });
     assert_has(&sites, &["before", "meanwhile"]);
+}
+
+#[test]
+fn a_drain_waits_where_the_other_disk_has_no_room() {
+    waits_for_room("disk0", "", "disk 0, which has no room for its", false);
+}
+
+#[test]
+fn a_replica_that_begins_takes_no_tables_without_room() {
+    waits_for_room(
+        "disk0/replicas",
+        "",
+        "is to begin on a disk that has no room",
+        true,
+    );
+}
+
+/// As where others have taken the room since the first part of them came.
+#[test]
+fn tables_that_come_stop_where_the_room_ends() {
+    waits_for_room(
+        "disk0/replicas",
+        "staged/files",
+        "is to begin on a disk that has no room",
+        true,
+    );
+}
+
+/// A version that does not know it would end the connection, and not see it in the map.
+#[test]
+fn no_disk_is_drained_at_an_older_feature_level() {
+    let sites = sites(1);
+    let mut options = options(&sites[0], Layout::PerDisk, &["disk0", "disk1"]);
+    options.spoken = 1..=LEVEL_OF_DISKS - 1;
+    sites[0].try_start(options, bootstrap(1, PARTITIONS)).unwrap();
+    settled(&sites, 1, PARTITIONS);
+    let said = ask(&sites[0], drain(1, 1)).unwrap_err();
+    assert!(said.contains("disks are drained from level 5 on"), "{said}");
 }

@@ -61,6 +61,8 @@ fn replicas_of_a_drained_disk_move_to_others_of_its_node() {
     // What comes to the node later is not put there either.
     let all = settle(given(after, 2, NodeRole::Drains), &now);
     let all = given(given(all, 2, NodeRole::Serves), 3, NodeRole::Drains);
+    let two = begun(&all, &now);
+    assert_eq!((on(&two, 2, 0), on(&two, 2, 1), on(&two, 2, 2)), (1, 0, 1));
     let all = settle(all, &now);
     assert_eq!((on(&all, 2, 0), on(&all, 2, 1), on(&all, 2, 2)), (4, 0, 4));
     let open = set_disk(&all, 2, 1, false).unwrap().unwrap();

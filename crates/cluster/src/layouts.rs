@@ -1,6 +1,6 @@
 //! Which log each replica of a node is to be in.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +24,9 @@ pub struct Layouts {
     node: Layout,
     disks: BTreeMap<u32, Layout>,
     replicas: BTreeMap<ReplicaId, Layout>,
+    /// Disks that the process was started without: nothing is to be there.
+    #[serde(skip)]
+    absent: BTreeSet<u32>,
 }
 
 impl From<Layout> for Layouts {
@@ -54,15 +57,32 @@ impl Layouts {
         self.node
     }
 
+    /// The process is started without these disks.
+    pub(crate) fn set_absent(&mut self, disks: BTreeSet<u32>) {
+        self.absent = disks;
+    }
+
+    /// The disks that the process was started without.
+    pub(crate) fn absent(&self) -> &BTreeSet<u32> {
+        &self.absent
+    }
+
     /// Whether any replica on this disk may be in a log of the disk.
     pub(crate) fn has_log_of_disk(&self, disk: usize) -> bool {
+        let is_absent = u32::try_from(disk).is_ok_and(|disk| self.absent.contains(&disk));
+        if is_absent {
+            return false;
+        }
         *self.of_disk(disk) == Layout::PerDisk
             || self.replicas.values().any(|layout| *layout == Layout::PerDisk)
     }
 
     /// All replicas of the node have this layout.
     pub(crate) fn set_node(&mut self, layout: Layout) {
-        *self = layout.into();
+        *self = Self {
+            absent: std::mem::take(&mut self.absent),
+            ..layout.into()
+        };
     }
 
     /// All replicas on a disk, which are these, have this layout.

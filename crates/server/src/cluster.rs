@@ -218,6 +218,8 @@ pub struct Topology {
     pub own: u64,
     /// Its logs.
     pub logs: LogsInfo,
+    /// Its disks that are drained.
+    pub drained_here: Vec<DrainedDisk>,
     /// How its leaders make sure that reads are of the newest state.
     pub reads: Reads,
     /// What entries wait for on this node.
@@ -243,6 +245,28 @@ pub struct NodeInfo {
     pub is_alive: bool,
     /// Whether it is to have replicas.
     pub role: NodeRole,
+    /// Its disks that are drained, and how many replicas the map has on each.
+    pub drained: Vec<(u32, usize)>,
+}
+
+/// A disk of this node that is drained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DrainedDisk {
+    /// The disk, counted from 0.
+    pub disk: u32,
+    /// What is left on it.
+    pub left: LeftOnDisk,
+}
+
+/// What is left on a disk that is drained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeftOnDisk {
+    /// Tables or logs of so many replicas. With none the node may be started without the disk.
+    Replicas(usize),
+    /// The node's replica of the map alone, which does not move.
+    Map,
+    /// The node was started without it.
+    Absent,
 }
 
 /// Whether a node is to have replicas.
@@ -263,6 +287,20 @@ pub enum NodeRequest {
     Serve(u64),
     /// Its replicas are to move to other nodes.
     Drain(u64),
+    /// A disk of it, counted from 0, is to have replicas.
+    ServeDisk {
+        /// The node.
+        node: u64,
+        /// The disk.
+        disk: u32,
+    },
+    /// The replicas on a disk of it, counted from 0, are to move to its other disks.
+    DrainDisk {
+        /// The node.
+        node: u64,
+        /// The disk.
+        disk: u32,
+    },
     /// They are to move, and it is to be removed from the cluster.
     Remove(u64),
     /// They are to move to one other node alone, and it is to be removed.

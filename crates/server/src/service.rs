@@ -105,6 +105,7 @@ mod tests {
             peer: address,
             is_alive: number == 1,
             role: NodeRole::Serves,
+            drained: Vec::new(),
         };
         let partition =
             |(at, (leader, is_served, replicas)): (u16, &(Option<u64>, bool, &[u64]))| PartitionInfo {
@@ -127,6 +128,7 @@ mod tests {
                 layout: crate::cluster::LogLayout::PerDisk,
                 to_move: 0,
             },
+            drained_here: Vec::new(),
             reads: crate::cluster::Reads::Index,
             nodes: (1..=3).map(node).collect(),
             partitions: (0..).zip(partitions).map(partition).collect(),

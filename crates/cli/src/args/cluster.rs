@@ -30,10 +30,11 @@ pub(crate) enum ClusterCommand {
     /// Lists the partitions of a cluster: which slots each has, which node leads it, which have it, and whether it is
     /// served, moves or is split.
     Partitions(NodesArgs),
-    /// Moves the replicas of a node to other nodes. It stays in the cluster, without any.
-    Drain(OneNodeArgs),
-    /// Lets a node have replicas again that was drained, or was to be removed.
-    Serve(OneNodeArgs),
+    /// Moves the replicas of a node to other nodes: it stays in the cluster, without any. With --disk: those on one of its
+    /// data disks to its others; `status` says when the node can be started without that one.
+    Drain(DiskArgs),
+    /// Lets a node have replicas again that was drained, or was to be removed; with --disk, a disk of it.
+    Serve(DiskArgs),
     /// Moves the replicas of a node, also of a dead one, to other nodes, and removes it from the cluster. It
     /// can then only join anew, with an empty directory.
     Remove(OneNodeArgs),
@@ -118,6 +119,18 @@ pub(crate) struct OneNodeArgs {
     /// The node, by its number, as `nodes` lists it.
     #[arg(value_name = "NUMBER")]
     pub(crate) number: u64,
+    #[command(flatten)]
+    pub(crate) at: WhereArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DiskArgs {
+    /// The node, by its number, as `nodes` lists it.
+    #[arg(value_name = "NUMBER")]
+    pub(crate) number: u64,
+    /// Only this data disk of the node, counted from 0, in the order of its --data.
+    #[arg(long, value_name = "N")]
+    pub(crate) disk: Option<u32>,
     #[command(flatten)]
     pub(crate) at: WhereArgs,
 }

@@ -30,13 +30,13 @@ pub(crate) fn run(command: &ClusterCommand) -> anyhow::Result<Outcome> {
         ClusterCommand::Nodes(args) => nodes::nodes(args),
         ClusterCommand::Partitions(args) => partitions::partitions(args),
         ClusterCommand::Drain(args) => {
-            let (node, follows) = (args.number, "its replicas move to other nodes");
-            nodes::change(&args.at, &["DRAIN", &node.to_string()], follows)
+            let follows = match args.disk {
+                None => "its replicas move to other nodes",
+                Some(_) => "its replicas move to other disks of the node",
+            };
+            nodes::change_disk("DRAIN", args, follows)
         }
-        ClusterCommand::Serve(args) => {
-            let (node, follows) = (args.number, "it may be given replicas");
-            nodes::change(&args.at, &["SERVE", &node.to_string()], follows)
-        }
+        ClusterCommand::Serve(args) => nodes::change_disk("SERVE", args, "it may be given replicas"),
         ClusterCommand::Remove(args) => {
             let follows = "its replicas move to other nodes, and then it is removed";
             nodes::change(&args.at, &["REMOVE", &args.number.to_string()], follows)

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::asking::{self, Fields};
 use super::view::info;
-use crate::args::{AcceptLossArgs, LayoutArgs, NodesArgs, SplitArgs, WhereArgs};
+use crate::args::{AcceptLossArgs, DiskArgs, LayoutArgs, NodesArgs, SplitArgs, WhereArgs};
 
 /// A node, as `COLLIE.NODE LIST` has it.
 #[derive(Debug, Serialize)]
@@ -22,6 +22,14 @@ struct NodeRow {
     leads: i64,
     joining: i64,
     leaving: i64,
+    drained: Vec<DiskRow>,
+}
+
+/// A disk that is drained, and how many replicas are on it.
+#[derive(Debug, Serialize)]
+struct DiskRow {
+    disk: i64,
+    replicas: i64,
 }
 
 impl NodeRow {
@@ -35,8 +43,19 @@ impl NodeRow {
             leads: fields.number("leads")?,
             joining: fields.number("joining")?,
             leaving: fields.number("leaving")?,
+            drained: drained(&fields.numbers("drained").unwrap_or_default()),
         })
     }
+}
+
+/// Pairs of a disk and a number. Nodes of earlier versions say nothing of them.
+fn drained(numbers: &[i64]) -> Vec<DiskRow> {
+    let (pairs, _) = numbers.as_chunks::<2>();
+    let row = |[disk, replicas]: &[i64; 2]| DiskRow {
+        disk: *disk,
+        replicas: *replicas,
+    };
+    pairs.iter().map(row).collect()
 }
 
 pub(super) fn nodes(args: &NodesArgs) -> anyhow::Result<Outcome> {
@@ -75,6 +94,15 @@ pub(super) fn nodes(args: &NodesArgs) -> anyhow::Result<Outcome> {
             node.leaving
         ))?;
     }
+    for (node, disk) in nodes
+        .iter()
+        .flat_map(|node| node.drained.iter().map(move |disk| (node, disk)))
+    {
+        let (number, disk, replicas) = (node.number, disk.disk, disk.replicas);
+        results.line(format_args!(
+            "disk {disk} of node {number} is drained: the map has {replicas} replicas there"
+        ))?;
+    }
     results.flush()?;
     Ok(Outcome::Good)
 }
@@ -89,6 +117,15 @@ pub(super) fn change(at: &WhereArgs, request: &[&str], follows: &str) -> anyhow:
     say(format_args!(
         "{follows}: `collie cluster nodes` shows how far that is"
     ))
+}
+
+/// Asks that a node, or a disk of it, is drained or serves.
+pub(super) fn change_disk(request: &str, args: &DiskArgs, follows: &str) -> anyhow::Result<Outcome> {
+    let number = args.number.to_string();
+    let disk = args.disk.map(|disk| disk.to_string());
+    let disk = disk.iter().flat_map(|disk| ["DISK", disk]);
+    let words: Vec<_> = [request, &number].into_iter().chain(disk).collect();
+    change(&args.at, &words, follows)
 }
 
 /// Has logs of a node's replicas moved.

@@ -156,6 +156,9 @@ pub(super) fn show(results: &mut Results, args: &StatusArgs, verdict: &Verdict) 
     for line in verdict.moves() {
         results.line(format_args!("{line}"))?;
     }
+    for line in verdict.drained_disks() {
+        results.line(format_args!("{line}"))?;
+    }
     if let Some(line) = verdict.leases() {
         results.line(format_args!("{line}"))?;
     }

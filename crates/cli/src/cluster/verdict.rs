@@ -65,6 +65,8 @@ pub(super) struct Node {
     pub(super) problems: Vec<String>,
     /// How many of its replicas have logs elsewhere than its layout has them.
     pub(super) logs_to_move: Option<u64>,
+    /// Its disks that are drained, each with what is left on it.
+    pub(super) drained_disks: Vec<(u32, String)>,
     /// Whether its leaders are to count on leases where they are read.
     pub(super) leases: Option<bool>,
     /// Whether its entries do not wait for the disk.
@@ -126,6 +128,27 @@ impl Verdict {
         to_move.map(line).collect()
     }
 
+    /// What is left on disks that are drained, a line each. It is no problem: the operator has asked for it.
+    pub(super) fn drained_disks(&self) -> Vec<String> {
+        let disks = self.nodes.iter().flat_map(|node| {
+            let disks = node.drained_disks.iter();
+            disks.map(move |(disk, left)| (&node.address, disk, left.as_str()))
+        });
+        let line = |(address, disk, left): (&String, &u32, &str)| {
+            let what = match left {
+                "0" => "it is empty: the node can be started without its --data",
+                "map" => {
+                    "only the map is left on it: to go without the disk, stop the node, copy what is there to another \
+                     one, and name that in its place"
+                }
+                "absent" => "the node was started without it",
+                left => return format!("{address}: disk {disk} is drained: {left} replicas are on it"),
+            };
+            format!("{address}: disk {disk} is drained: {what}")
+        };
+        disks.map(line).collect()
+    }
+
     /// The nodes whose leaders answer reads by leases, or will, if there are any.
     pub(super) fn leases(&self) -> Option<String> {
         let nodes = self.nodes.iter().filter(|node| node.leases == Some(true));
@@ -177,6 +200,7 @@ impl Verdict {
                 keys: view.and_then(|view| view.keys),
                 problems: view.map(|view| view.info.problems()).unwrap_or_default(),
                 logs_to_move: view.map(|view| view.info.number("collie_logs_to_move")),
+                drained_disks: view.map(|view| view.info.drained_disks()).unwrap_or_default(),
                 leases: view.map(|view| view.info.has_leases()),
                 may_lose_entries: view.map(|view| view.info.may_lose_entries()),
             });
@@ -297,6 +321,28 @@ mod tests {
         let moves = verdict([at_level(3, 5), at_level(3, 1), at_level(3, 0)]).moves();
         assert_eq!(moves.len(), 2);
         assert!(moves.iter().all(|line| line.ends_with("the layout has them")));
+    }
+
+    #[test]
+    fn a_drained_disk_is_shown_with_what_is_left_and_no_problem() {
+        let on = |disks: &str| says(&[("collie_drained_disks", disks)]);
+        let shown = verdict([on(""), on("0=map 1=0"), on("2=12 3=absent")]);
+        assert_eq!(shown.state, Health::Well);
+        let lines = shown.drained_disks();
+        let starts = [
+            "2: disk 0 is drained: only the map",
+            "2: disk 1 is drained: it is empty",
+            "3: disk 2 is drained: 12 replicas",
+            "3: disk 3 is drained: the node was started without it",
+        ];
+        assert_eq!(lines.len(), starts.len());
+        assert!(
+            lines
+                .iter()
+                .zip(starts)
+                .all(|(line, start)| line.starts_with(start)),
+            "{lines:?}"
+        );
     }
 
     #[test]

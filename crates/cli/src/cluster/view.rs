@@ -27,6 +27,16 @@ impl Info {
         (1..).map_while(problem).collect()
     }
 
+    /// Its disks that are drained, each with what is left: a number of replicas, or a word.
+    pub(super) fn drained_disks(&self) -> Vec<(u32, String)> {
+        let disks = self.0.get("collie_drained_disks").map_or("", String::as_str);
+        let disk = |text: &str| {
+            let (disk, left) = text.split_once('=')?;
+            Some((disk.parse().ok()?, left.to_owned()))
+        };
+        disks.split(' ').filter_map(disk).collect()
+    }
+
     /// Whether leaders on the node are to count on leases.
     pub(super) fn has_leases(&self) -> bool {
         self.0.get("collie_reads").is_some_and(|reads| reads == "lease")

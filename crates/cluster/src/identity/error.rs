@@ -95,6 +95,16 @@ pub enum IdentityError {
         /// How many it was given.
         found: usize,
     },
+    /// The node is started without a disk that it needs.
+    #[error("disk {disk} of node {node} is not among those that it is started with: {advice}")]
+    Absent {
+        /// The node.
+        node: u64,
+        /// The disk, counted from 0.
+        disk: u32,
+        /// What to do.
+        advice: &'static str,
+    },
     /// The node runs already, elsewhere.
     #[error(
         "node {node} runs at {there}, and two processes of one node would vote twice: stop that one, or, if this directory \

@@ -1,5 +1,6 @@
 //! The mark of a disk: a small file that says whose it is, for programs and for operators.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,6 +15,8 @@ use crate::transport::wire::{ClusterId, NodeId};
 pub const MARK: &str = "collie-disk";
 /// What it is called until all of it is durable.
 const PART: &str = "collie-disk.part";
+/// In the node's directory: what is in the places of disks that the node is started without.
+const ABSENT: &str = "absent-disks";
 /// No mark is longer.
 const BYTES_MAX: u64 = 1024;
 
@@ -106,6 +109,10 @@ pub(crate) fn mark_disks(
 }
 
 const NEW: &str = "give a node that joins an empty directory on each disk";
+const FIRST: &str = "it has the node's replica of the map, so name it; or stop the node, copy what is there to another disk, and name \
+                     that in its place";
+const NEEDED: &str = "it may have replicas, so name it; to go without it, have it drained first (`collie cluster drain NODE --disk \
+                      N`), until `collie cluster status` says that it is empty";
 const OWN: &str = "mount each disk at its place; if the directory was copied from another node, take it away";
 
 /// Whether the disks are free: none has a mark, but for the one that it got when a join was
@@ -126,29 +133,43 @@ pub(crate) fn check_free(
     Ok(())
 }
 
-/// Whether the disks are those of a node, each at its place. Blocks.
+/// The disks of a node, each at its place, and those that it is started without.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NodeDisks {
+    pub(crate) dirs: Vec<PathBuf>,
+    /// In their places is a directory of the node's own, that has the mark alone.
+    pub(crate) absent: BTreeSet<u32>,
+}
+
+/// Whether the disks are those of a node, each at its place. Of those that are `emptied` some may be missing, and the
+/// others are known by their marks then; or new ones be in their places, which are marked. Blocks.
 ///
 /// # Errors
-/// [`IdentityError::Disks`], [`IdentityError::Unmarked`], [`IdentityError::Foreign`],
+/// [`IdentityError::Disks`], [`IdentityError::Absent`], [`IdentityError::Unmarked`], [`IdentityError::Foreign`],
 /// [`IdentityError::Mark`], and the file system's.
 pub(crate) fn check_disks(
     device: &dyn Device,
-    disks: &[PathBuf],
+    (node_dir, disks): (&Path, &[PathBuf]),
     identity: &NodeIdentity,
-) -> Result<(), IdentityError> {
+    emptied: &BTreeSet<u32>,
+) -> Result<NodeDisks, IdentityError> {
     let node = identity.node;
     let (expected, found) = (identity.asked.disks.len(), disks.len());
-    if expected != found {
+    if found > expected {
         return Err(IdentityError::Disks {
             node,
             expected,
             found,
         });
     }
+    if found < expected {
+        return without_some(device, (node_dir, disks), identity, emptied);
+    }
     for ((disk, dir), mark) in disks.iter().enumerate().zip(marks_of(identity)) {
         match read(device, dir)? {
             Some(found) if found == mark => {}
             Some(found) => return Err(foreign(dir, mark.describe(), &found, OWN)),
+            None if emptied.contains(&mark.disk) => write(device, dir, &mark)?,
             None => {
                 return Err(IdentityError::Unmarked {
                     disk,
@@ -158,7 +179,54 @@ pub(crate) fn check_disks(
             }
         }
     }
-    Ok(())
+    Ok(NodeDisks {
+        dirs: disks.to_vec(),
+        absent: BTreeSet::new(),
+    })
+}
+
+/// The same where fewer disks are named than the node has.
+fn without_some(
+    device: &dyn Device,
+    (node_dir, disks): (&Path, &[PathBuf]),
+    identity: &NodeIdentity,
+    emptied: &BTreeSet<u32>,
+) -> Result<NodeDisks, IdentityError> {
+    let node = identity.node;
+    let mut named = BTreeMap::new();
+    for (disk, dir) in disks.iter().enumerate() {
+        let Some(mark) = read(device, dir)? else {
+            let dir = dir.clone();
+            return Err(IdentityError::Unmarked { disk, node, dir });
+        };
+        let is_own = marks_of(identity).any(|own| own == mark);
+        if !is_own || named.insert(mark.disk, dir.clone()).is_some() {
+            let expected = format!("another disk of node {node}");
+            return Err(foreign(dir, expected, &mark, OWN));
+        }
+    }
+    let mut absent = BTreeSet::new();
+    for mark in marks_of(identity) {
+        let disk = mark.disk;
+        if named.contains_key(&disk) {
+            continue;
+        }
+        if !emptied.contains(&disk) {
+            let advice = if disk == 0 { FIRST } else { NEEDED };
+            return Err(IdentityError::Absent { node, disk, advice });
+        }
+        // Numbers of disks stay what they are.
+        let dir = node_dir.join(ABSENT).join(disk.to_string());
+        if read(device, &dir)?.is_none() {
+            write(device, &dir, &mark)?;
+        }
+        named.insert(disk, dir);
+        absent.insert(disk);
+    }
+    Ok(NodeDisks {
+        dirs: named.into_values().collect(),
+        absent,
+    })
 }
 
 fn foreign(dir: &Path, expected: String, found: &Mark, advice: &'static str) -> IdentityError {

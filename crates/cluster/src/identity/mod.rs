@@ -6,6 +6,6 @@ mod store;
 
 pub use error::IdentityError;
 pub use mark::MARK;
-pub(crate) use mark::{check_disks, check_free, mark_disks};
+pub(crate) use mark::{NodeDisks, check_disks, check_free, mark_disks};
 pub use store::{Asked, LossRecord, NodeIdentity, is_node};
 pub(crate) use store::{IdentityStore, LayoutRecord};

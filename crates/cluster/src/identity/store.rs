@@ -29,6 +29,8 @@ const CLOCK_OFF: &[u8] = b"clock-off";
 const LAYOUT: &[u8] = b"layout";
 /// Which replicas may have lost entries.
 const LOSSES: &[u8] = b"losses";
+/// The disks that have nothing which the node needs.
+const EMPTIED: &[u8] = b"emptied";
 const REPLICA: &[u8] = b"replica/";
 
 /// The store in `node/` of the node's directory, open. Its lock keeps other processes off. All of its
@@ -189,6 +191,22 @@ impl IdentityStore {
     /// As [`asked`](Self::asked).
     pub(crate) fn set_losses(&self, losses: &LossRecord) -> Result<(), IdentityError> {
         self.put("what it may have lost", LOSSES, losses)
+    }
+
+    /// The disks that have nothing which the node needs: it may be started without them.
+    ///
+    /// # Errors
+    /// As [`asked`](Self::asked).
+    pub(crate) fn emptied(&self) -> Result<BTreeSet<u32>, IdentityError> {
+        Ok(self.get("its empty disks", EMPTIED)?.unwrap_or_default())
+    }
+
+    /// Stores which disks have nothing that the node needs.
+    ///
+    /// # Errors
+    /// As [`asked`](Self::asked).
+    pub(crate) fn set_emptied(&self, disks: &BTreeSet<u32>) -> Result<(), IdentityError> {
+        self.put("its empty disks", EMPTIED, disks)
     }
 
     /// Closes the store, unless the server has closed it.
@@ -429,6 +447,13 @@ mod tests {
             losses,
             IdentityStore::set_losses,
             IdentityStore::losses,
+        );
+        check(
+            &store,
+            b"emptied",
+            BTreeSet::from([1, 300]),
+            IdentityStore::set_emptied,
+            IdentityStore::emptied,
         );
         let key = b"replica/\0\0\0\0\0\0\x02\x01";
         check(

@@ -4,6 +4,9 @@
 //! A move is one record: a partition's `wanted` replicas. Its node makes the new replica, the leader of the group
 //! has raft take it in and let the other one go, and says so; then they are the partition's members, and the node
 //! of the other one removes it. Each step is found again in the map and in raft, by any leader.
+//!
+//! Where a disk of a node is drained, its replicas are replaced by others on the node's other disks, in the same way.
+//! Only then has a node two replicas of a partition: never two of those that it has, nor of those that it is to have.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -50,6 +53,8 @@ pub struct Stuck {
     pub replaced: BTreeMap<NodeId, NodeId>,
     /// Groups most of whose replicas are on nodes that are gone: none of their replicas can be moved.
     pub lost: BTreeSet<GroupId>,
+    /// Drained disks whose replicas wait for their node, which cannot be given any now.
+    pub disks: BTreeSet<(NodeId, u32)>,
 }
 
 /// Where replicas are in the end.
@@ -162,18 +167,29 @@ impl<'a> Placement<'a> {
         })
     }
 
-    /// Another replica on a node, on the disk that has the fewest.
-    fn place(&mut self, node: &NodeRecord, replica: ReplicaId) -> MapMember {
-        let disks = 0..u32::try_from(node.disks.len()).unwrap_or(u32::MAX);
+    /// Another replica on a node, on the disk that has the fewest, and not where one of `taken` is. None: there is no
+    /// such disk, or no id.
+    fn place(&mut self, node: &NodeRecord, taken: &[MapMember], next: &mut ReplicaId) -> Option<MapMember> {
         let count = |disk: &u32| self.on_disk.get(&(node.number, *disk)).copied().unwrap_or(0);
+        let is_taken = |disk: u32| {
+            let mut here = taken.iter().filter(|member| member.node == node.number);
+            here.any(|member| member.disk == disk)
+        };
+        let disks = node.open_disks().filter(|disk| !is_taken(*disk));
         let member = MapMember {
-            replica,
+            disk: disks.min_by_key(count)?,
             node: node.number,
-            disk: disks.min_by_key(count).unwrap_or(0),
+            replica: next_id(next)?,
         };
         self.count(&member);
         *self.joining.entry(node.number).or_default() += 1;
-        member
+        Some(member)
+    }
+
+    /// Whether a replica is on a disk that is drained, of a node that is to have replicas.
+    fn is_to_leave_disk(&self, member: &MapMember) -> bool {
+        let node = self.map.nodes.get(&member.node);
+        !self.is_to_be_left(member.node) && node.is_some_and(|node| node.drained.contains(&member.disk))
     }
 }
 
@@ -235,7 +251,13 @@ pub fn stuck(map: &Map, nodes: &Nodes) -> Stuck {
             stuck.lost.insert(partition.group);
         } else if !is_moving(partition) {
             let members = partition.members.iter();
-            for member in members.filter(|member| placement.is_to_be_left(member.node)) {
+            for member in members {
+                if placement.is_to_leave_disk(member) && !nodes.ready.contains(&member.node) {
+                    stuck.disks.insert((member.node, member.disk));
+                }
+                if !placement.is_to_be_left(member.node) {
+                    continue;
+                }
                 let only = placement.only(member.node);
                 if placement.able(&partition.members, only).next().is_some() {
                     continue;
@@ -273,8 +295,35 @@ fn left(
     let leaves = |member: &&MapMember| placement.is_to_be_left(member.node);
     // What does not answer first: the others are a majority only as long as no other one fails.
     let is_there = |member: &&MapMember| !placement.nodes.gone.contains(&member.node);
-    let leaving = *partition.members.iter().filter(leaves).min_by_key(is_there)?;
-    replaced(placement, partition, leaving, next)
+    let leaving = partition
+        .members
+        .iter()
+        .filter(leaves)
+        .min_by_key(is_there)
+        .copied();
+    leaving
+        .and_then(|leaving| replaced(placement, partition, leaving, next))
+        .or_else(|| left_disk(placement, partition, next))
+}
+
+/// What a partition is to have where one of its replicas is on a drained disk.
+fn left_disk(
+    placement: &mut Placement<'_>,
+    partition: &PartitionRecord,
+    next: &mut ReplicaId,
+) -> Option<Vec<MapMember>> {
+    let can_move = |member: &&MapMember| {
+        let joining = placement.joining.get(&member.node).copied().unwrap_or(0);
+        placement.is_to_leave_disk(member)
+            && placement.nodes.ready.contains(&member.node)
+            && joining < JOINING_MOST
+    };
+    let leaving = *partition.members.iter().find(can_move)?;
+    let node = placement.map.nodes.get(&leaving.node)?;
+    let new = placement.place(node, &partition.members, next)?;
+    placement.uncount(&leaving);
+    let others = partition.members.iter().filter(|member| **member != leaving);
+    Some(others.copied().chain([new]).collect())
 }
 
 /// What a partition is to have in place of one of its replicas.
@@ -288,12 +337,12 @@ fn replaced(
     let mut wanted: Vec<_> = others.copied().collect();
     let node = placement.node_for(&wanted, &partition.members, placement.only(leaving.node))?;
     placement.uncount(&leaving);
-    wanted.push(placement.place(node, next_id(next)?));
+    wanted.push(placement.place(node, &[], next)?);
     Some(wanted)
 }
 
-/// What a partition that moves is to have where the node that it moves to is to have none any more, or where the
-/// move hangs.
+/// What a partition that moves is to have where the node, or the disk, that it moves to is to have none any more, or
+/// where the move hangs.
 fn turned(
     placement: &mut Placement<'_>,
     partition: &PartitionRecord,
@@ -304,9 +353,14 @@ fn turned(
         .hanging
         .contains(&(partition.group, partition.changed));
     let is_vain = |member: &&MapMember| {
-        !partition.members.contains(member) && (hangs || placement.is_to_be_left(member.node))
+        let is_left = placement.is_to_be_left(member.node) || placement.is_to_leave_disk(member);
+        !partition.members.contains(member) && (hangs || is_left)
     };
     let vain = *partition.wanted.iter().find(is_vain)?;
+    let stays = partition.members.iter().find(|member| member.node == vain.node);
+    if !placement.is_to_be_left(vain.node) && (stays.is_some() || placement.is_to_leave_disk(&vain)) {
+        return turned_on_node(placement, partition, vain, next);
+    }
     let mut leaving = partition
         .members
         .iter()
@@ -321,8 +375,28 @@ fn turned(
         return is_in_vain.then(|| partition.members.clone());
     };
     placement.uncount(&vain);
-    wanted.push(placement.place(node, next_id(next)?));
+    wanted.push(placement.place(node, &[], next)?);
     Some(wanted)
+}
+
+/// The same where the replica stays on its node: it goes to a third disk, if there is one. If not, one whose disk is
+/// drained no more stays there, and any other waits for room.
+fn turned_on_node(
+    placement: &mut Placement<'_>,
+    partition: &PartitionRecord,
+    vain: MapMember,
+    next: &mut ReplicaId,
+) -> Option<Vec<MapMember>> {
+    let node = placement.map.nodes.get(&vain.node)?;
+    let all: Vec<_> = partition.all().collect();
+    let Some(new) = placement.place(node, &all, next) else {
+        let before = partition.members.iter().find(|member| member.node == vain.node)?;
+        let may_stay = !placement.is_to_leave_disk(before);
+        return may_stay.then(|| partition.members.clone());
+    };
+    placement.uncount(&vain);
+    let others = partition.wanted.iter().filter(|member| **member != vain);
+    Some(others.copied().chain([new]).collect())
 }
 
 /// Moves that make nodes hold as many replicas each, and put replicas of a partition into different zones.
@@ -431,13 +505,7 @@ pub fn set_role(map: &Map, number: NodeId, role: NodeRole) -> Result<Option<Chan
             map.cluster.level
         ));
     }
-    let Some(node) = map.nodes.get(&number) else {
-        let known: Vec<_> = map.nodes.keys().map(ToString::to_string).collect();
-        return Err(format!(
-            "the cluster has no node {number}; it has nodes {}",
-            known.join(", ")
-        ));
-    };
+    let node = known_node(map, number)?;
     if node.role == role {
         return Ok(None);
     }
@@ -447,6 +515,16 @@ pub fn set_role(map: &Map, number: NodeId, role: NodeRole) -> Result<Option<Chan
     let mut changes = Changes::of(map);
     changes.nodes.push(NodeRecord { role, ..node.clone() });
     Ok(Some(changes))
+}
+
+pub(super) fn known_node(map: &Map, number: NodeId) -> Result<&NodeRecord, String> {
+    map.nodes.get(&number).ok_or_else(|| {
+        let known: Vec<_> = map.nodes.keys().map(ToString::to_string).collect();
+        format!(
+            "the cluster has no node {number}; it has nodes {}",
+            known.join(", ")
+        )
+    })
 }
 
 /// Whether other nodes can take what a node has.

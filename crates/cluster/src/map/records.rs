@@ -1,9 +1,10 @@
 //! The records of the map, and the rows that they are in.
 //!
 //! Their versions are those of the cluster's feature level: at level 1 version 1 is written, which every node of it
-//! reads; from level 2 on version 3, with what moves of replicas need; from level 4 on the newest, with splits. Each
-//! version is read at each level.
+//! reads; from level 2 on version 3, with what moves of replicas need; from level 4 on version 4, with splits; from level
+//! 5 on the newest, with disks that are drained. Each version is read at each level.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 
@@ -22,11 +23,15 @@ pub const LEVEL_OF_SPLITS: u32 = 4;
 
 /// From this level on rows are duplicated to other clusters.
 pub const LEVEL_OF_DUPLICATION: u32 = 5;
+/// From this level on disks of nodes are drained.
+pub const LEVEL_OF_DISKS: u32 = 5;
 
 /// The newest version of a row's value.
-const VERSION: u8 = 4;
+const VERSION: u8 = 5;
 /// That of the levels before splits.
 const VERSION_OF_MOVES: u8 = 3;
+/// That of the levels before drained disks.
+const VERSION_OF_SPLITS: u8 = 4;
 const CLUSTER: &[u8] = b"cluster";
 const NODE: &[u8] = b"node/";
 const PARTITION: &[u8] = b"partition/";
@@ -75,6 +80,16 @@ pub struct NodeRecord {
     pub zone: String,
     /// Clients are sent to this name of its host instead of its IP address; empty: to the address.
     pub host: String,
+    /// The disks that are to have no replicas of partitions, in their order: these move to its others.
+    pub drained: BTreeSet<u32>,
+}
+
+impl NodeRecord {
+    /// The disks that may be given replicas.
+    pub fn open_disks(&self) -> impl Iterator<Item = u32> + Clone + '_ {
+        let disks = 0..u32::try_from(self.disks.len()).unwrap_or(u32::MAX);
+        disks.filter(|disk| !self.drained.contains(disk))
+    }
 }
 
 /// Whether a node is to have replicas.
@@ -161,10 +176,16 @@ impl PartitionRecord {
         self.members.iter().chain(new).copied()
     }
 
-    /// Its replica on a node, or the one that is to be there.
+    /// Its replica on a node, or the one that is to be there. Of two, which a node has while one takes the place of
+    /// another on another disk, the one that is to go.
     #[must_use]
     pub fn member_on(&self, node: NodeId) -> Option<MapMember> {
-        self.all().find(|member| member.node == node)
+        self.members_on(node).next()
+    }
+
+    /// Its replicas on a node, or that are to be there.
+    pub fn members_on(&self, node: NodeId) -> impl Iterator<Item = MapMember> + Clone + '_ {
+        self.all().filter(move |member| member.node == node)
     }
 
     /// The node of one of its replicas.
@@ -197,10 +218,12 @@ pub(super) trait Record: Serialize + DeserializeOwned + Clone {
     const AFTER_TWO: &[u8] = &[];
     /// The same of version 3.
     const AFTER_THREE: &[u8] = &[];
+    /// The same of version 4.
+    const AFTER_FOUR: &[u8] = &[];
 
-    /// As before splits, which must not be lost.
-    fn is_without_split(&self) -> bool {
-        true
+    /// The feature level from which on nothing of it is lost that must not be, and what that is.
+    fn needs(&self) -> (u32, &'static str) {
+        (0, "")
     }
 }
 
@@ -222,6 +245,14 @@ pub(super) struct NodeOne {
 impl Record for NodeRecord {
     type One = NodeOne;
     const AFTER_TWO: &[u8] = &[0];
+    const AFTER_FOUR: &[u8] = &[0];
+
+    fn needs(&self) -> (u32, &'static str) {
+        match self.drained.is_empty() {
+            true => (0, ""),
+            false => (LEVEL_OF_DISKS, "drained disks"),
+        }
+    }
 }
 
 impl From<NodeRecord> for NodeOne {
@@ -266,6 +297,7 @@ impl From<NodeOne> for NodeRecord {
             role: NodeRole::Serves,
             zone: String::new(),
             host: String::new(),
+            drained: BTreeSet::new(),
         }
     }
 }
@@ -284,8 +316,11 @@ impl Record for PartitionRecord {
     const AFTER_TWO: &[u8] = &[0];
     const AFTER_THREE: &[u8] = &[0, 0];
 
-    fn is_without_split(&self) -> bool {
-        self.split.is_none() && self.from == 0
+    fn needs(&self) -> (u32, &'static str) {
+        match self.split.is_none() && self.from == 0 {
+            true => (0, ""),
+            false => (LEVEL_OF_SPLITS, "splits"),
+        }
     }
 }
 
@@ -337,18 +372,21 @@ pub(super) fn encode<T: Record>(row: &str, record: &T, level: u32) -> Result<Vec
         row: row.to_owned(),
         problem,
     };
-    if level < LEVEL_OF_SPLITS && !record.is_without_split() {
-        return Err(wrong(format!("level {level} has no splits")));
+    let (needed, what) = record.needs();
+    if level < needed {
+        return Err(wrong(format!("level {level} has no {what}")));
     }
+    let without = |version: u8, after: &[&[u8]]| {
+        postcard::to_extend(record, vec![version]).map(|mut value| {
+            value.truncate(value.len() - after.concat().len());
+            value
+        })
+    };
     let value = match level {
         0..LEVEL_OF_MOVES => postcard::to_extend(&T::One::from(record.clone()), vec![1]),
-        LEVEL_OF_MOVES..LEVEL_OF_SPLITS => {
-            postcard::to_extend(record, vec![VERSION_OF_MOVES]).map(|mut value| {
-                value.truncate(value.len() - T::AFTER_THREE.len());
-                value
-            })
-        }
-        LEVEL_OF_SPLITS.. => postcard::to_extend(record, vec![VERSION]),
+        LEVEL_OF_MOVES..LEVEL_OF_SPLITS => without(VERSION_OF_MOVES, &[T::AFTER_THREE, T::AFTER_FOUR]),
+        LEVEL_OF_SPLITS..LEVEL_OF_DISKS => without(VERSION_OF_SPLITS, &[T::AFTER_FOUR]),
+        LEVEL_OF_DISKS.. => without(VERSION, &[]),
     };
     value.map_err(|error| wrong(error.to_string()))
 }
@@ -371,9 +409,10 @@ pub(super) fn decode<T: Record>(row: &str, value: &[u8]) -> Result<T, MapError> 
     };
     let read = match version {
         1 => postcard::take_from_bytes::<T::One>(bytes).map(|(record, left)| (record.into(), left.len())),
-        2 | VERSION_OF_MOVES => {
-            let after: &[u8] = if version == 2 { T::AFTER_TWO } else { &[] };
-            let whole = [bytes, after, T::AFTER_THREE].concat();
+        2..VERSION => {
+            let after = [T::AFTER_TWO, T::AFTER_THREE, T::AFTER_FOUR];
+            let lacking = after.get(usize::from(version) - 2..).unwrap_or_default();
+            let whole = [bytes, &lacking.concat()].concat();
             postcard::take_from_bytes(&whole).map(|(record, left)| (record, left.len()))
         }
         _ => postcard::take_from_bytes(bytes).map(|(record, left)| (record, left.len())),
@@ -436,10 +475,10 @@ mod tests {
     use super::*;
     use crate::fixtures::fixture;
 
-    /// Versions 1, 3 and 4 are written, each at its level.
+    /// Versions 1, 3, 4 and 5 are written, each at its level.
     fn check<T: Debug + PartialEq + Record>(name: &str, key: (&[u8], &[u8]), record: &T, version: u8) {
         assert_eq!(key.0, key.1);
-        let level = [1, 2, 3, LEVEL][usize::from(version) - 1];
+        let level = [1, 2, 3, 4, LEVEL][usize::from(version) - 1];
         let mut written = encode(name, record, level).unwrap();
         if version == 2 {
             written[0] = 2;
@@ -479,6 +518,7 @@ mod tests {
                 },
                 zone: if is_first { "" } else { "a zone" }.to_owned(),
                 host: if version >= 3 { "a.host" } else { "" }.to_owned(),
+                drained: if version >= 5 { [0, 300].into() } else { [].into() },
             };
             check("node", (&node_key(9), b"node/\0\0\0\0\0\0\0\x09"), &node, version);
             let member = |replica, node, disk| MapMember { replica, node, disk };
@@ -493,12 +533,12 @@ mod tests {
                     false => vec![member(13, 14, 0), member(2000, 17, 2)],
                 },
                 changed: if version >= 3 { 1 << 30 } else { 0 },
-                split: (version == 4).then(|| SplitRecord {
+                split: (version >= 4).then(|| SplitRecord {
                     group: 3000,
                     first: 9000,
                     members: vec![member(4000, 14, 0), member(5, 16, 1)],
                 }),
-                from: if version == 4 { 6000 } else { 0 },
+                from: if version >= 4 { 6000 } else { 0 },
             };
             let key = b"partition/\0\0\0\0\0\0\0\x0b";
             check("partition", (&partition_key(11), key), &partition, version);

@@ -76,6 +76,7 @@ fn node_of(request: &JoinRequest, number: NodeId, replica: ReplicaId) -> NodeRec
         role: NodeRole::Serves,
         zone: String::new(),
         host: String::new(),
+        drained: BTreeSet::new(),
     }
 }
 
@@ -90,6 +91,7 @@ pub fn join(map: &Map, request: &JoinRequest) -> Result<(NodeRecord, Option<Chan
             role: node.role,
             zone: node.zone.clone(),
             host: node.host.clone(),
+            drained: node.drained.clone(),
             ..node_of(request, node.number, node.replica)
         } == *node;
         return match same {
@@ -219,7 +221,7 @@ pub fn place(map: &Map, nodes: &Nodes) -> Result<Option<Changes>, MapError> {
         let (what, limit) = ("ids of replicas", u64::MAX);
         return Err(MapError::Exhausted { what, limit });
     }
-    let mut on_node: BTreeMap<NodeId, u32> = BTreeMap::new();
+    let mut on_node: BTreeMap<NodeId, usize> = BTreeMap::new();
     // Of the nodes in a circle each partition takes so many in a row, the next one beginning one
     // further: its lowest id, which leads first, is on each node in turn.
     for index in 0..count {
@@ -232,7 +234,7 @@ pub fn place(map: &Map, nodes: &Nodes) -> Result<Option<Changes>, MapError> {
                 let member = MapMember {
                     replica: cluster.next_replica,
                     node: node.number,
-                    disk: *placed % (node.disks.len() as u32),
+                    disk: nth_open_disk(node, *placed),
                 };
                 *placed += 1;
                 cluster.next_replica += 1;
@@ -255,6 +257,11 @@ pub fn place(map: &Map, nodes: &Nodes) -> Result<Option<Changes>, MapError> {
         });
     }
     Ok(Some(changes))
+}
+
+/// The disks of a node that may be given replicas, by turns.
+fn nth_open_disk(node: &NodeRecord, turn: usize) -> u32 {
+    node.open_disks().cycle().nth(turn).unwrap_or(0)
 }
 
 /// Nodes of different zones by turns.

@@ -49,6 +49,17 @@ pub fn split(map: &Map, first: u16) -> Result<Option<Changes>, String> {
             "replicas of the partition of group {group} move: ask again when they have"
         ));
     }
+    // The new one would begin there.
+    let is_drained = |member: &&MapMember| {
+        let node = map.nodes.get(&member.node);
+        node.is_some_and(|node| node.drained.contains(&member.disk))
+    };
+    if let Some(MapMember { node, disk, .. }) = members.iter().find(is_drained) {
+        return Err(format!(
+            "a replica of the partition of group {group} is on disk {disk} of node {node}, which is drained: ask again when \
+             it has moved, or end that by `collie cluster serve {node} --disk {disk}`"
+        ));
+    }
     let new = map.partitions.values().filter(|one| one.split.is_some());
     if map.partitions.len() + new.count() >= PARTITIONS_MAX {
         return Err(format!(

@@ -170,6 +170,15 @@ impl Map {
         group != MAP_GROUP && replica < self.cluster.next_replica && is_settled && !is_here
     }
 
+    /// The replicas of partitions that are on a disk of a node, or to be there.
+    #[must_use]
+    pub fn count_on(&self, node: NodeId, disk: u32) -> usize {
+        let members = self.partitions.values().flat_map(PartitionRecord::all);
+        members
+            .filter(|member| (member.node, member.disk) == (node, disk))
+            .count()
+    }
+
     /// The replicas that are somewhere, or to be, and those whose ids are yet to be given out: of none of them may a node
     /// remove what it finds.
     pub fn named(&self) -> impl Fn(ReplicaId) -> bool + Send + 'static {
@@ -201,6 +210,15 @@ impl Map {
             format!("expected node {number}, found node {}", node.number)
         } else if node.disks.is_empty() {
             "expected a disk, found none".to_owned()
+        } else if let Some(disk) = node
+            .drained
+            .iter()
+            .find(|disk| **disk as usize >= node.disks.len())
+        {
+            format!(
+                "expected a drained disk of {}, found disk {disk}",
+                node.disks.len()
+            )
         } else {
             return Ok(());
         };
@@ -213,8 +231,10 @@ impl Map {
             let nodes: BTreeSet<_> = members.iter().map(|member| member.node).collect();
             nodes.len() == members.len()
         };
-        // A node has one replica of a partition at a time, also while the partition moves.
+        // While the partition moves, a node may have one that goes and one in its place, on another disk.
         let all: Vec<_> = partition.all().collect();
+        let disks: BTreeSet<_> = all.iter().map(|member| (member.node, member.disk)).collect();
+        let are_distinct = are_apart(&partition.members) && are_apart(partition.lasting());
         let homeless = |member: &&MapMember| {
             let disks = self.nodes.get(&member.node).map_or(0, |node| node.disks.len());
             member.disk as usize >= disks
@@ -228,7 +248,7 @@ impl Map {
             )
         } else if let Some(problem) = split_problem(partition) {
             problem
-        } else if partition.members.is_empty() || !are_apart(&all) {
+        } else if partition.members.is_empty() || !are_distinct || disks.len() < all.len() {
             format!("expected members on distinct nodes, found {all:?}")
         } else if let Some(member) = all.iter().find(homeless) {
             format!(

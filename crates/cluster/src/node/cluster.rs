@@ -24,6 +24,7 @@ use crate::map::{self, MapMember, NodeRecord};
 use crate::node::addresses::announce;
 use crate::node::clocks::watch_clocks;
 use crate::node::controller::control;
+use crate::node::disks::{self, watch_disks};
 use crate::node::duplicating::{self, duplicate_partitions};
 use crate::node::error::ClusterError;
 use crate::node::follower::follow;
@@ -71,7 +72,7 @@ impl ClusterNode {
         options: ClusterOptions,
         with: Begin,
     ) -> Result<Self, ClusterError> {
-        let options = options.checked(&with)?;
+        let mut options = options.checked(&with)?;
         let (dir, own) = (options.dir.clone(), options.own.clone());
         let device = Arc::clone(&options.machine.db.device);
         let store = blocking(move || {
@@ -87,7 +88,8 @@ impl ClusterNode {
             Begin::Join(seeds) => seeds.clone(),
             Begin::Bootstrap { .. } | Begin::Start => Vec::new(),
         };
-        let identity = begin(&network, &options, &store, with).await?;
+        let (identity, found) = begin(&network, &options, &store, with).await?;
+        options.store.disks = found.dirs;
         let gate = Arc::new(Gate::default());
         // A join may wait for long, while the clock of the machine is set right.
         let clock = Arc::new(SteadyClock::new(Arc::clone(&options.clock)));
@@ -122,7 +124,7 @@ impl ClusterNode {
             note: Some(note),
         };
         let (own_store, option) = (store.clone(), options.store.layout.node());
-        node_options.store.layout = blocking(move || {
+        let mut layouts = blocking(move || {
             let stored = own_store.layout()?;
             let record = LayoutRecord::started(stored.clone(), option);
             if stored.as_ref() != Some(&record) {
@@ -131,14 +133,20 @@ impl ClusterNode {
             Ok::<_, IdentityError>(record.layouts)
         })
         .await?;
+        layouts.set_absent(found.absent);
+        node_options.store.layout = layouts;
         let node = Arc::new(Node::start(network.clone(), node_options).await?);
+        let own_store = store.clone();
+        let emptied = blocking(move || own_store.emptied()).await?;
         let inner = Arc::new(ClusterInner::new(node, options, clock, identity, store));
+        inner.disks.begin_with(emptied);
         gate.open(&inner);
         let mut tasks = JoinSet::new();
         tasks.spawn(follow(Arc::clone(&inner)));
         tasks.spawn(control(Arc::clone(&inner)));
         tasks.spawn(keep_members(Arc::clone(&inner)));
         tasks.spawn(split_partitions(Arc::clone(&inner)));
+        tasks.spawn(watch_disks(Arc::clone(&inner)));
         tasks.spawn(duplicate_partitions(Arc::clone(&inner)));
         tasks.spawn(watch_nodes(Arc::clone(&inner)));
         tasks.spawn(watch_clocks(Arc::clone(&inner)));
@@ -302,6 +310,7 @@ impl Cluster for Routes {
             },
             to_move: inner.node.log_moves().to_move(),
         };
+        let drained_here = inner.disks.shown();
         let Some(map) = &routing.map else {
             return Arc::new(Topology {
                 cluster: None,
@@ -310,6 +319,7 @@ impl Cluster for Routes {
                 newest_level: *inner.options.spoken.end(),
                 own,
                 logs,
+                drained_here,
                 reads: inner.options.reads,
                 durability: inner.durability(),
                 nodes: Vec::new(),
@@ -327,6 +337,11 @@ impl Cluster for Routes {
                 map::NodeRole::Drains => NodeRole::Drains,
                 map::NodeRole::Leaves { .. } => NodeRole::Leaves,
             },
+            drained: node
+                .drained
+                .iter()
+                .map(|disk| (*disk, map.count_on(node.number, *disk)))
+                .collect(),
         });
         let mut partitions: Vec<_> = map
             .partitions
@@ -356,6 +371,7 @@ impl Cluster for Routes {
             newest_level: *inner.options.spoken.end(),
             own,
             logs,
+            drained_here,
             reads: inner.options.reads,
             durability: inner.durability(),
             nodes: nodes.collect(),
@@ -368,7 +384,7 @@ impl Cluster for Routes {
         let Some((map, partition)) = routing.partition(slot) else {
             return Route::Nowhere;
         };
-        let here = routing.here.get(&partition.group);
+        let here = routing.here(partition.group);
         if let Some(here) = here.filter(|here| here.leads()) {
             return Route::Here(Arc::clone(&here.partition));
         }
@@ -396,7 +412,7 @@ impl Cluster for Routes {
 
     fn led(&self) -> Vec<Arc<dyn Partition>> {
         let routing = self.0.routing.load();
-        let led = routing.here.values().filter(|here| here.leads());
+        let led = routing.each_here().filter(|here| here.leads());
         led.map(|here| Arc::clone(&here.partition)).collect()
     }
 
@@ -410,7 +426,7 @@ impl Cluster for Routes {
             return Err("this node is about to end".to_owned());
         }
         let routing = inner.routing.load();
-        if routing.here.values().all(Here::leads) {
+        if routing.each_here().all(Here::leads) {
             return Err("this node leads all that it has replicas of".to_owned());
         }
         inner.taking_over.notify_one();
@@ -435,6 +451,13 @@ impl Cluster for Routes {
                 };
                 return Box::pin(async move { layout_requests::ask(&inner, node, request).await });
             }
+            NodeRequest::ServeDisk { .. } | NodeRequest::DrainDisk { .. }
+                if let Some(refused) = disks::refused(&inner) =>
+            {
+                return Box::pin(async move { Err(refused) });
+            }
+            NodeRequest::ServeDisk { node, disk } => MapRequest::ServeDisk { node, disk },
+            NodeRequest::DrainDisk { node, disk } => MapRequest::DrainDisk { node, disk },
             NodeRequest::Serve(node) => MapRequest::Serve(node),
             NodeRequest::Drain(node) => MapRequest::Drain(node),
             NodeRequest::Remove(node) => MapRequest::Remove(node),
@@ -485,7 +508,7 @@ impl Cluster for Routes {
         // One that is just being made may have nothing yet.
         let mut members = partition.members.iter();
         members.find(|member| member.node == self.0.number())?;
-        let here = routing.here.get(&partition.group)?;
+        let here = routing.here(partition.group)?;
         here.has_slot(slot).then(|| Arc::clone(&here.partition))
     }
 

@@ -142,6 +142,12 @@ fn stuck_problem(stuck: &Stuck) -> Option<String> {
              partitions: remove node {node}, and its replicas move to several nodes"
         )
     }));
+    for (node, disk) in &stuck.disks {
+        all.push(format!(
+            "replicas are to move away from disk {disk} of node {node}, which does not answer: start it, or have them move to \
+             other nodes by `collie cluster drain {node}`"
+        ));
+    }
     if !stuck.lost.is_empty() {
         all.push(format!(
             "most replicas of the partitions of groups {} are on nodes that do not answer, so none of their replicas can \
@@ -426,8 +432,10 @@ fn next_move(map: &Map, seen: &LeadersSeen) -> Option<Move> {
 async fn ask(inner: &ClusterInner, map: &Map, wanted: Move) {
     let Move { group, from, to } = wanted;
     let on = |node| {
-        let partition = map.partitions.get(&group)?;
-        Some(partition.member_on(node)?.replica)
+        let mut members = map.partitions.get(&group)?.members_on(node);
+        let member = members.next()?;
+        // Of two it is not known which one leads, or is to; one of them goes soon.
+        members.next().is_none().then_some(member.replica)
     };
     let (Some(leader), Some(to_replica)) = (on(from), on(to)) else {
         return;

@@ -10,13 +10,14 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::blocking::blocking;
 use crate::ids::{GroupId, ReplicaId};
-use crate::map::{Has, MAP_GROUP, Map, MapError, PartitionRecord, is_made_by_split};
+use crate::map::{Has, MAP_GROUP, Map, MapError, MapMember, PartitionRecord, is_made_by_split};
 use crate::node::NodeError;
 use crate::node::changing::{members, row};
 use crate::node::routing::Routing;
 use crate::node::shared::ClusterInner;
 use crate::raft::{AppliedRows, Member, Replica, ReplicaError, ReplicaState};
 use crate::raftlog::StoreError;
+use crate::replica_store::stays_free;
 
 /// So many replicas are made at a time.
 const MADE_AT_A_TIME: usize = 32;
@@ -139,13 +140,14 @@ async fn obey(inner: &Arc<ClusterInner>, map: &Arc<Map>) -> bool {
         inner.peers().remove_peer(number);
     }
     route(inner, map);
-    let here = map.partitions.values().filter(|partition| {
-        let member = partition.member_on(own);
-        member.is_some_and(|member| is_to_be_made(inner, partition, member.replica))
+    let here = map.partitions.values().flat_map(|partition| {
+        let members = partition.members_on(own);
+        let missing = members.filter(|member| is_to_be_made(inner, partition, member.replica));
+        missing.map(move |member| (partition, member))
     });
     let removed = remove_what_moved_away(inner, map).await && remove_strays(inner, map).await;
     let all: Vec<_> = here
-        .map(|partition| make(Arc::clone(inner), Arc::clone(map), partition.clone()))
+        .map(|(partition, member)| make(Arc::clone(inner), Arc::clone(map), partition.clone(), member))
         .collect();
     let made: Vec<bool> = stream::iter(all).buffer_unordered(MADE_AT_A_TIME).collect().await;
     knows_all && removed && made.into_iter().all(|done| done)
@@ -201,17 +203,25 @@ fn is_to_be_made(inner: &ClusterInner, partition: &PartitionRecord, id: u64) -> 
     partition.begins == id && !begun()
 }
 
-async fn make(inner: Arc<ClusterInner>, map: Arc<Map>, partition: PartitionRecord) -> bool {
-    let Some(member) = partition.member_on(inner.number()) else {
-        return true;
-    };
-    if inner.node.replica(member.replica).is_none() && makes_it_itself(&inner, &map, &partition) {
+async fn make(
+    inner: Arc<ClusterInner>,
+    map: Arc<Map>,
+    partition: PartitionRecord,
+    member: MapMember,
+) -> bool {
+    // One that takes the place of another one gets its tables from the leader.
+    let is_first = partition.members.contains(&member);
+    if is_first && inner.node.replica(member.replica).is_none() && makes_it_itself(&inner, &map, &partition) {
+        return false;
+    }
+    let about = format!("replica {}", member.replica);
+    if !is_first && let Err(problem) = check_room(&inner, partition.group, member).await {
+        inner.report(&about, Some(problem));
         return false;
     }
     let begins = partition.begins == member.replica;
     let all = begins.then(|| members(&map, &partition));
     let made = ensure(&inner, partition.group, (member.replica, member.disk), all).await;
-    let about = format!("replica {}", member.replica);
     match made {
         Ok(_) => {
             inner.noted_made.lock().insert(member.replica);
@@ -226,11 +236,37 @@ async fn make(inner: Arc<ClusterInner>, map: Arc<Map>, partition: PartitionRecor
     }
 }
 
+/// Whether the disk that a replica is to begin on has room for it beside what stays free. Of what moves between disks of
+/// this node it is known how much that is.
+async fn check_room(inner: &ClusterInner, group: GroupId, member: MapMember) -> Result<(), String> {
+    if inner.node.replica(member.replica).is_some() {
+        return Ok(());
+    }
+    let here = inner.node.replicas().into_iter();
+    let here = here.filter(|replica| replica.group() == group);
+    let bytes = here.map(|replica| replica.table_bytes()).max().unwrap_or(0);
+    let (homes, disk) = (inner.node.homes(), member.disk);
+    let has_room = move || {
+        let dir = homes.disks.get(disk as usize);
+        dir.is_none_or(|dir| stays_free(&*homes.device, dir, bytes))
+    };
+    match blocking(has_room).await {
+        true => Ok(()),
+        false => Err(format!(
+            "it is to begin on disk {disk}, which has no room for its {bytes} bytes, as a twentieth is to stay free: make \
+             room there; it goes on by itself"
+        )),
+    }
+}
+
 /// Whether a split makes the replica of a partition here.
 fn makes_it_itself(inner: &ClusterInner, map: &Map, partition: &PartitionRecord) -> bool {
     let has = |group, own: Option<ReplicaId>| {
-        let mut all = inner.node.replicas().into_iter();
-        if let Some(replica) = all.find(|replica| replica.group() == group) {
+        let all = inner.node.replicas().into_iter();
+        let mut all: Vec<_> = all.filter(|replica| replica.group() == group).collect();
+        // Of two the one that goes: the other one may begin behind the split.
+        all.sort_by_key(|replica| Some(replica.id()) != own);
+        if let Some(replica) = all.first() {
             return match replica.state() {
                 Err(ReplicaError::Quarantined { .. }) => Has::None,
                 _ => Has::Replica(replica.slots()),
@@ -305,6 +341,10 @@ async fn make_replica(
             ),
         });
     }
+    // Held until it is there: a disk with it is not noted to be empty.
+    let layouts = inner.node.layouts();
+    let making = inner.disks.make_on(&inner.store, (layouts.absent(), disk));
+    let _making = making.await?;
     match inner.node.create(group, id, disk as usize).await {
         Ok(replica) => Ok(replica),
         Err(error @ NodeError::Store(StoreError::Exists { .. })) => {

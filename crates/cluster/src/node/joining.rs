@@ -1,6 +1,7 @@
 //! How a process finds out which node it is: by what its directory says, by making a cluster, or by joining one.
 //! All of it is durable before the node starts. And how a node takes others into the map, where they ask it.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, OnceLock, Weak};
@@ -12,7 +13,7 @@ use tokio::time::sleep;
 
 use crate::blocking::blocking;
 use crate::identity::{
-    Asked, IdentityError, IdentityStore, NodeIdentity, check_disks, check_free, mark_disks,
+    Asked, IdentityError, IdentityStore, NodeDisks, NodeIdentity, check_disks, check_free, mark_disks,
 };
 use crate::map::{self, JoinRequest, NodeRecord};
 use crate::node::NodeError;
@@ -34,13 +35,13 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// So many times in a row a node that was named by another one is asked.
 const FOLLOWED: usize = 4;
 
-/// Finds out which node this is.
+/// Finds out which node this is, and where its disks are.
 pub(super) async fn begin<N: Network>(
     network: &N,
     options: &ClusterOptions,
     store: &IdentityStore,
     begin: Begin,
-) -> Result<NodeIdentity, ClusterError> {
+) -> Result<(NodeIdentity, NodeDisks), ClusterError> {
     let own = store.clone();
     let known = blocking(move || own.identity()).await?;
     match (known, begin) {
@@ -51,11 +52,11 @@ pub(super) async fn begin<N: Network>(
         }
         .into()),
         (Some(identity), begin) => {
-            check_own(network, options, &identity).await?;
+            let disks = check_own(network, options, store, &identity).await?;
             if let Begin::Join(peers) = begin {
                 check_cluster(network, options, &identity, &peers).await?;
             }
-            Ok(identity)
+            Ok((identity, disks))
         }
         (None, Begin::Start) => Err(IdentityError::None {
             dir: options.dir.clone(),
@@ -107,8 +108,9 @@ pub(super) async fn begin<N: Network>(
 async fn check_own<N: Network>(
     network: &N,
     options: &ClusterOptions,
+    store: &IdentityStore,
     identity: &NodeIdentity,
-) -> Result<(), ClusterError> {
+) -> Result<NodeDisks, ClusterError> {
     check_reachable(options)?;
     check_moved(network, options, identity).await?;
     if !options.spoken.contains(&identity.level) {
@@ -118,7 +120,9 @@ async fn check_own<N: Network>(
         });
     }
     let (device, disks, identity) = (device(options), options.store.disks.clone(), identity.clone());
-    Ok(blocking(move || check_disks(&*device, &disks, &identity)).await?)
+    let (dir, store) = (options.dir.clone(), store.clone());
+    let check = move || check_disks(&*device, (&dir, &disks), &identity, &store.emptied()?);
+    Ok(blocking(check).await?)
 }
 
 /// A node that is started elsewhere than before does not run there.
@@ -218,13 +222,17 @@ async fn settle(
     options: &ClusterOptions,
     store: &IdentityStore,
     identity: NodeIdentity,
-) -> Result<NodeIdentity, ClusterError> {
+) -> Result<(NodeIdentity, NodeDisks), ClusterError> {
     let (device, disks, store) = (device(options), options.store.disks.clone(), store.clone());
     blocking(move || {
         // The marks first: with the identity, a disk without one is a disk that was emptied.
         mark_disks(&*device, &disks, &identity)?;
         store.set_identity(&identity)?;
-        Ok(identity)
+        let disks = NodeDisks {
+            dirs: disks,
+            absent: BTreeSet::new(),
+        };
+        Ok((identity, disks))
     })
     .await
 }

@@ -51,21 +51,22 @@ pub(super) async fn answer(inner: &ClusterInner, of: LayoutOf, layout: Layout) -
     let _others = inner.changing_layout.lock().await;
     let replicas = inner.node.replicas();
     let ids: Vec<_> = replicas.iter().map(|replica| replica.id()).collect();
-    let one = match of {
+    let of_group: Vec<_> = match of {
         LayoutOf::Group(group) => {
-            let replica = replicas.iter().find(|replica| replica.group() == group);
-            Some(
-                replica
-                    .ok_or_else(|| format!("this node has no replica of partition {group}"))?
-                    .id(),
-            )
+            // Two, while it moves to another disk.
+            let of_group = replicas.iter().filter(|replica| replica.group() == group);
+            let of_group: Vec<_> = of_group.map(|replica| replica.id()).collect();
+            if of_group.is_empty() {
+                return Err(format!("this node has no replica of partition {group}"));
+            }
+            of_group
         }
-        LayoutOf::Node | LayoutOf::Disk(_) => None,
+        LayoutOf::Node | LayoutOf::Disk(_) => Vec::new(),
     };
     let (layouts, homes, store) = (inner.node.layouts(), inner.node.homes(), inner.store.clone());
     let option = inner.options.store.layout.node();
     let stored = blocking(move || {
-        let layouts = after(layouts, (of, one, layout), &ids, &homes)?;
+        let layouts = after(layouts, (of, &of_group, layout), &ids, &homes)?;
         let record = LayoutRecord { option, layouts };
         store.set_layout(&record).map_err(|error| error.to_string())?;
         Ok::<_, String>(record.layouts)
@@ -77,28 +78,30 @@ pub(super) async fn answer(inner: &ClusterInner, of: LayoutOf, layout: Layout) -
 /// The layouts of a node after a change, of one replica or more. Blocks.
 fn after(
     mut layouts: Layouts,
-    (of, one, layout): (LayoutOf, Option<ReplicaId>, Layout),
+    (of, of_group, layout): (LayoutOf, &[ReplicaId], Layout),
     replicas: &[ReplicaId],
     homes: &Homes,
 ) -> Result<Layouts, String> {
     layouts.keep_replicas(replicas);
-    match (of, one) {
-        (_, Some(replica)) => {
-            let disk = homes.disk_of(replica).unwrap_or(0);
-            layouts.set_replica(replica, disk, layout);
+    match of {
+        LayoutOf::Group(_) => {
+            for replica in of_group {
+                let disk = homes.disk_of(*replica).unwrap_or(0);
+                layouts.set_replica(*replica, disk, layout);
+            }
         }
-        (LayoutOf::Disk(disk), _) if disk as usize >= homes.disks.len() => {
+        LayoutOf::Disk(disk) if disk as usize >= homes.disks.len() => {
             return Err(format!(
                 "this node has no disk {disk}: it has {}, counted from 0",
                 homes.disks.len()
             ));
         }
-        (LayoutOf::Disk(disk), _) => {
+        LayoutOf::Disk(disk) => {
             let here = replicas.iter().copied();
             let here = here.filter(|id| homes.disk_of(*id) == Some(disk as usize));
             layouts.set_disk(disk, layout, &here.collect::<Vec<_>>());
         }
-        _ => layouts.set_node(layout),
+        LayoutOf::Node => layouts.set_node(layout),
     }
     Ok(layouts)
 }

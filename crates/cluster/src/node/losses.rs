@@ -148,12 +148,10 @@ pub(super) async fn accept(inner: &ClusterInner, without: &BTreeSet<u64>) -> Res
     Ok(())
 }
 
-/// Accepts what the replicas of this node have lost that hear no leader.
+/// Accepts what the replicas of this node have lost. Those that have a leader get from it what they lack all the same.
 pub(super) fn answer(inner: &ClusterInner) {
-    let replicas = inner.node.replicas().into_iter();
-    let led_by_none = replicas.filter(|replica| replica.leader().is_none());
-    let ids = led_by_none.map(|replica| replica.id()).collect();
-    inner.node.losses().accept(&ids);
+    let losses = inner.node.losses();
+    losses.accept(&losses.open());
 }
 
 impl ClusterInner {

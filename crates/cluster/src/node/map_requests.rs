@@ -92,6 +92,8 @@ fn changes(map: &Map, request: &MapRequest) -> Result<Option<map::Changes>, Stri
         MapRequest::IsUnchanged { group, changed } | MapRequest::Hangs { group, changed } => {
             return map::unchanged(map, *group, *changed).map(|_| None);
         }
+        MapRequest::DrainDisk { node, disk } => return map::set_disk(map, *node, *disk, true),
+        MapRequest::ServeDisk { node, disk } => return map::set_disk(map, *node, *disk, false),
         MapRequest::Split(first) => return map::split(map, *first),
         MapRequest::HasSplit { group, changed } => return map::has_split(map, *group, *changed),
         MapRequest::Duplicate(target) => return map::duplicate(map, target),

@@ -7,6 +7,8 @@ mod changing;
 mod clocks;
 mod cluster;
 mod controller;
+mod disks;
+mod drained;
 mod duplicating;
 mod error;
 mod follower;

@@ -27,7 +27,7 @@ use crate::node::options::NodeOptions;
 use crate::node::room::{MACHINES, reserves, watch_room};
 use crate::node::router::{Emptied, Router};
 use crate::raft::{Claims, Losses, Member, Replica, Transfers, count};
-use crate::raftlog::{NodeLog, NodeStore, Quarantined, StoreError};
+use crate::raftlog::{NodeLog, NodeStore, Quarantined, ReplicaLog, StoreError};
 use crate::transport::wire::NodeId;
 use crate::transport::{Network, Peers};
 
@@ -320,6 +320,26 @@ impl Node {
     /// The replicas that may have lost entries.
     pub(super) fn losses(&self) -> &Arc<Losses> {
         &self.opening.losses
+    }
+
+    /// The replicas that have tables or logs on each disk.
+    pub(super) async fn found_on_disks(&self) -> Vec<BTreeSet<ReplicaId>> {
+        let opening = Arc::clone(&self.opening);
+        let look = move || {
+            let (device, disks) = (opening.device(), &opening.options.store.disks);
+            let mut found = vec![BTreeSet::new(); disks.len()];
+            for (disk, found) in disks.iter().zip(&mut found) {
+                let tables = tables(&*device, std::slice::from_ref(disk));
+                found.extend(tables.into_iter().map(|(id, _)| id));
+                let logs = opening.router.store.logs().into_iter();
+                for log in logs.filter(|log| log.dir().starts_with(disk)) {
+                    found.extend(log.replicas().iter().map(ReplicaLog::replica));
+                    found.extend(log.quarantined().iter().map(|lost| lost.replica));
+                }
+            }
+            found
+        };
+        blocking(look).await
     }
 
     /// Its disks.

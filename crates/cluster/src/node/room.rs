@@ -185,7 +185,12 @@ pub(super) fn reserves(
     disks: &[impl AsRef<Path>],
     db: &Options,
 ) -> Vec<Option<DiskReserve>> {
-    let reserve = |(number, dir): (usize, &_)| reserve(router, number, AsRef::<Path>::as_ref(dir), db);
+    let layouts = router.store.layouts();
+    let is_absent = |number: usize| u32::try_from(number).is_ok_and(|disk| layouts.absent().contains(&disk));
+    let reserve = |(number, dir): (usize, &_)| match is_absent(number) {
+        true => None,
+        false => reserve(router, number, AsRef::<Path>::as_ref(dir), db),
+    };
     disks.iter().enumerate().map(reserve).collect()
 }
 

@@ -1,6 +1,6 @@
 //! Where slots are led, by the map and by what nodes say of each other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use collie_server::cluster::Partition;
@@ -20,10 +20,10 @@ pub(super) struct Routing {
     by_slot: Vec<u16>,
     /// The groups, in the order of their places.
     groups: Vec<GroupId>,
-    pub(super) here: BTreeMap<GroupId, Here>,
+    here: BTreeMap<GroupId, Vec<Here>>,
 }
 
-/// A partition that has a replica on this node.
+/// A partition that has a replica on this node. While that moves to another disk, there are two.
 #[derive(Clone)]
 pub(super) struct Here {
     replica: Arc<Replica>,
@@ -46,18 +46,23 @@ impl Routing {
     pub(super) fn of(map: &Arc<Map>, (number, node): (NodeId, &Node), before: &Self) -> Self {
         let mut here = BTreeMap::new();
         for partition in map.partitions.values() {
-            let member = partition.member_on(number);
-            let Some(replica) = member.and_then(|member| node.replica(member.replica)) else {
-                continue;
-            };
-            let known = before.here.get(&partition.group);
-            let known = known.filter(|known| Arc::ptr_eq(&known.replica, &replica));
-            let kept = known.filter(|known| known.partition.slots() == partition.slots());
-            let made = || Here {
-                partition: replica.partition(partition.slots()),
-                replica: Arc::clone(&replica),
-            };
-            here.insert(partition.group, kept.cloned().unwrap_or_else(made));
+            let members = partition.members_on(number);
+            let replicas = members.filter_map(|member| node.replica(member.replica));
+            let all: Vec<_> = replicas
+                .map(|replica| {
+                    let mut known = before.all_here(partition.group);
+                    let known = known.find(|known| Arc::ptr_eq(&known.replica, &replica));
+                    let kept = known.filter(|known| known.partition.slots() == partition.slots());
+                    let made = || Here {
+                        partition: replica.partition(partition.slots()),
+                        replica: Arc::clone(&replica),
+                    };
+                    kept.cloned().unwrap_or_else(made)
+                })
+                .collect();
+            if !all.is_empty() {
+                here.insert(partition.group, all);
+            }
         }
         Self {
             by_slot: map.by_slot(),
@@ -65,6 +70,21 @@ impl Routing {
             map: Some(Arc::clone(map)),
             here,
         }
+    }
+
+    fn all_here(&self, group: GroupId) -> impl Iterator<Item = &Here> {
+        self.here.get(&group).into_iter().flatten()
+    }
+
+    /// The replica of a group on this node: of two the one that leads, or else the one that goes, which has the rows.
+    pub(super) fn here(&self, group: GroupId) -> Option<&Here> {
+        let leads = self.all_here(group).find(|here| here.leads());
+        leads.or_else(|| self.all_here(group).next())
+    }
+
+    /// The replicas on this node, one of each group.
+    pub(super) fn each_here(&self) -> impl Iterator<Item = &Here> {
+        self.here.keys().filter_map(|group| self.here(*group))
     }
 
     pub(super) fn partition(&self, slot: u16) -> Option<(&Map, &PartitionRecord)> {
@@ -80,13 +100,15 @@ impl Routing {
     /// A node that does not hear a majority of the replicas does not know of a leader that is silent:
     /// clients are not sent after it for ever.
     pub(super) fn leader(&self, partition: &PartitionRecord, known: &KnownNodes<'_>) -> Option<NodeId> {
-        let nodes = partition.all().map(|member| member.node);
-        let alive = nodes.clone().filter(|node| known.is_alive(*node)).count();
-        let hears_majority = 2 * alive > nodes.clone().count();
-        let here = self.here.get(&partition.group);
+        let nodes: BTreeSet<_> = partition.all().map(|member| member.node).collect();
+        let alive = nodes.iter().filter(|node| known.is_alive(**node)).count();
+        let hears_majority = 2 * alive > nodes.len();
+        let here = self.here(partition.group);
         let followed = here.and_then(|here| partition.node_of(here.replica.leader()?));
         let says_so = || {
-            let terms = nodes.filter_map(|node| Some((known.term(node, partition.group)?, node)));
+            let terms = nodes
+                .iter()
+                .filter_map(|node| Some((known.term(*node, partition.group)?, *node)));
             terms.max().map(|(_, node)| node)
         };
         followed
@@ -103,10 +125,7 @@ impl Routing {
         known: &KnownNodes<'_>,
     ) -> bool {
         match leader {
-            Some(node) if node == known.number => {
-                let here = self.here.get(&partition.group);
-                here.is_some_and(Here::leads)
-            }
+            Some(node) if node == known.number => self.here(partition.group).is_some_and(Here::leads),
             Some(node) => known.term(node, partition.group).is_some(),
             None => false,
         }
@@ -165,7 +184,6 @@ fn mixed(mut word: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
 
     #[test]
     fn names_are_forty_digits_and_differ() {

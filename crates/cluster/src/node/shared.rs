@@ -16,6 +16,7 @@ use crate::identity::{IdentityStore, NodeIdentity};
 use crate::ids::{GroupId, ReplicaId};
 use crate::map::{Founding, JoinRequest, MAP_GROUP, Map, NodeRecord};
 use crate::node::Node;
+use crate::node::drained::DrainedDisks;
 use crate::node::options::ClusterOptions;
 use crate::node::routing::{Routing, is_alive};
 use crate::node::steady::SteadyClock;
@@ -50,6 +51,8 @@ pub(super) struct ClusterInner {
     pub(super) hanging: Mutex<BTreeSet<(GroupId, u64)>>,
     /// Replicas that splits have put here, and that are noted to have been made.
     pub(super) noted_made: Mutex<BTreeSet<ReplicaId>>,
+    /// What is left on the disks of this node that are drained.
+    pub(super) disks: DrainedDisks,
     /// What sends rows to other clusters.
     pub(super) senders: Mutex<Senders>,
     /// What is wrong, by what it is about.
@@ -80,6 +83,7 @@ impl ClusterInner {
             identity,
             hanging: Mutex::default(),
             noted_made: Mutex::default(),
+            disks: DrainedDisks::default(),
             senders: Mutex::default(),
             problems: Mutex::default(),
         }
@@ -228,10 +232,10 @@ impl Group {
 
 /// The groups with replicas on this node that vote there: the partitions', and the map's.
 pub(super) fn groups(inner: &ClusterInner, map: &Map) -> Vec<Group> {
-    let partitions = map.partitions.values().filter_map(|partition| {
-        let own = partition.member_on(inner.number())?;
-        let replica = inner.node.replica(own.replica)?;
-        group(replica, |id| partition.node_of(id))
+    let partitions = map.partitions.values().flat_map(|partition| {
+        let own = partition.members_on(inner.number());
+        let replicas = own.filter_map(|own| inner.node.replica(own.replica));
+        replicas.filter_map(|replica| group(replica, |id| partition.node_of(id)))
     });
     let of_map = inner.map_replica().and_then(|replica| {
         group(replica, |id| {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use collie_log::LogStats;
-use collie_server::cluster::Figure;
+use collie_server::cluster::{Figure, LeftOnDisk};
 
 use crate::ids::{GroupId, ReplicaId};
 use crate::node::shared::ClusterInner;
@@ -159,6 +159,7 @@ impl ClusterInner {
             "Logs of replicas that moved to where the layout has them.",
             vec![(Vec::new(), self.node.log_moves().moved())],
         ));
+        all.push(self.of_drained_disks());
         all.extend(self.of_moves());
         all.extend(self.of_partitions(&logs));
         all
@@ -200,6 +201,22 @@ impl ClusterInner {
                 quarantined,
             ),
         ]
+    }
+
+    fn of_drained_disks(&self) -> Figure {
+        let disks = self.disks.shown().into_iter();
+        let samples = disks.map(|drained| {
+            let left = match drained.left {
+                LeftOnDisk::Replicas(left) => left as u64,
+                LeftOnDisk::Map | LeftOnDisk::Absent => 0,
+            };
+            (vec![("disk", drained.disk.to_string())], left)
+        });
+        gauges(
+            "collie_cluster_drained_disk_replicas",
+            "Replicas of partitions that are left on a disk that is drained.",
+            samples.collect(),
+        )
     }
 
     /// What moves: replicas, and their tables from here to other nodes.
@@ -247,7 +264,9 @@ impl ClusterInner {
     }
 
     fn of_partitions(&self, logs: &[LogNow]) -> Vec<Figure> {
-        let replicas = self.node.replicas();
+        let mut replicas = self.node.replicas();
+        // Of two, while one takes the place of another, the one that leads.
+        replicas.sort_by_key(|replica| replica.leads_in().is_some());
         let states = replicas.iter().filter_map(|replica| {
             let state = replica.state().ok()?;
             Some((replica.group(), (Arc::clone(replica), state)))

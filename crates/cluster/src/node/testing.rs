@@ -168,8 +168,12 @@ impl ClusterInner {
         });
         status.nodes = nodes.collect();
         let partitions = map.partitions.values().map(|partition| {
-            let here = partition.member_on(self.number());
-            let (here, leader) = here.map_or((None, None), |member| self.replica_status(member.replica));
+            let here = partition.members_on(self.number());
+            let all: Vec<_> = here.map(|member| self.replica_status(member.replica)).collect();
+            let leads =
+                |(here, _): &&(Option<ReplicaStatus>, _)| here.as_ref().is_some_and(|here| here.leads);
+            let one = all.iter().find(leads).or(all.first()).cloned();
+            let (here, leader) = one.unwrap_or_default();
             PartitionStatus {
                 group: partition.group,
                 slots: partition.slots(),

@@ -362,6 +362,11 @@ impl Replica {
         others
     }
 
+    /// About as many bytes as its tables have; 0 while it does not run.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        self.running().map_or(0, |running| running.machine.bytes())
+    }
+
     /// Whether its tables are below this directory.
     pub(crate) fn is_in(&self, dir: &Path) -> bool {
         self.options.dir.starts_with(dir)
@@ -447,16 +452,19 @@ impl Replica {
             ));
         }
         if self.options.losses.is_open(self.id()) {
-            let then = match self.leader() {
-                Some(_) => "as soon as it has all that its leader has",
-                None => {
-                    "once there is a leader. If there is none with all nodes up, accept the loss: `collie cluster accept-loss`"
-                }
-            };
-            return Some(format!(
+            return Some(
                 "may have lost what it had acknowledged (`--durability process`), as its machine was restarted or the ring \
-                 of its log is gone, and votes {then}"
-            ));
+                 of its log is gone, and votes again once it has all that its leader has. Where all nodes run and none \
+                 leads: `collie cluster accept-loss`"
+                    .to_owned(),
+            );
+        }
+        if self.running().is_ok_and(|running| running.waits_to_begin()) {
+            return Some(
+                "is to begin on a disk that has no room for its tables, as a twentieth is to stay free: make room there; it \
+                 goes on by itself"
+                    .to_owned(),
+            );
         }
         if self
             .running()

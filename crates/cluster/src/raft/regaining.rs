@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use openraft::async_runtime::watch::WatchReceiver;
 use tokio::time::sleep;
 
-use crate::ids::{EntryId, ReplicaId};
+use crate::ids::{EntryId, LeaderId, ReplicaId};
 use crate::raft::elections::elected;
 use crate::raft::links::ReplicaLinks;
 use crate::raft::losses::{Loss, Losses};
@@ -42,8 +42,8 @@ pub(super) async fn regain(replica: Regaining) {
     let pause = replica.links.times.heartbeat / 2;
     let own = replica.links.replica;
     while let Some(loss) = replica.losses.of(own) {
-        let is_over = match replica.leader() {
-            Some((node, leader)) => loss == Loss::VotesOnly || replica.has_all_of(node, leader).await,
+        let is_over = match replica.led().await {
+            Some((led, last)) => loss == Loss::VotesOnly || replica.has_all(led, last),
             None if loss == Loss::Accepted => replica.stands_if_it_has_most(pause).await,
             None => false,
         };
@@ -62,13 +62,20 @@ pub(super) async fn regain(replica: Regaining) {
 }
 
 impl Regaining {
-    /// Who leads, and on which node.
+    /// Who leads, by what this replica has heard, maybe long ago; and on which node.
     fn leader(&self) -> Option<(NodeId, ReplicaId)> {
         let metrics = self.raft.metrics();
         let now = metrics.borrow_watched();
         let leader = elected(now.current_leader, &now.vote).filter(|leader| *leader != self.links.replica)?;
         let member = now.membership_config.membership().get_node(&leader)?.node;
         Some((member, leader))
+    }
+
+    /// As whom a replica leads, by its own word, and its last entry.
+    async fn led(&self) -> Option<(LeaderId, Option<EntryId>)> {
+        let (node, leader) = self.leader()?;
+        let said = self.last_of(node, leader).await?;
+        Some((said.leads?, said.last))
     }
 
     async fn last_of(&self, node: NodeId, replica: ReplicaId) -> Option<LastEntry> {
@@ -79,15 +86,8 @@ impl Regaining {
         }
     }
 
-    /// Whether this leader, of the last vote here, has nothing that is not here.
-    async fn has_all_of(&self, node: NodeId, leader: ReplicaId) -> bool {
-        let Some(LastEntry {
-            last,
-            leads: Some(led),
-        }) = self.last_of(node, leader).await
-        else {
-            return false;
-        };
+    /// Whether all of that leader's log is here, which is the leader of the last vote.
+    fn has_all(&self, led: LeaderId, last: Option<EntryId>) -> bool {
         let follows = self
             .log
             .vote()
@@ -122,7 +122,7 @@ impl Regaining {
         let turns = 2 * (self.links.times.election_max + self.links.times.election_min);
         for _ in 0..turns.as_millis().div_ceil(pause.as_millis().max(1)) {
             sleep(pause).await;
-            if self.leader().is_some() {
+            if self.led().await.is_some() {
                 break;
             }
         }

@@ -41,6 +41,9 @@ use crate::replica_store::effects::EffectsBuf;
 use crate::transport::wire::{Append, HandOver, Refusal, Request, Response, Room, TransferLeader};
 use crate::transport::{Incoming, Reply};
 
+/// That tables were refused is shown for so long: they are offered again within that time.
+const SHOWN: Duration = Duration::from_secs(10);
+
 /// A replica that runs.
 pub(super) struct Running {
     pub(super) raft: Raft,
@@ -51,6 +54,8 @@ pub(super) struct Running {
     /// No more than the node takes of its peers.
     appends: mpsc::UnboundedSender<(Append, Reply)>,
     receiving: tokio::sync::Mutex<Option<Receiving>>,
+    /// When tables were last refused that it was to begin with.
+    without_room: Mutex<Option<Instant>>,
     pub(super) heard: Arc<Heard>,
     pub(super) parking: Arc<Parking>,
     pub(super) promises: Arc<Promises>,
@@ -186,6 +191,7 @@ impl Running {
             links,
             appends,
             receiving: tokio::sync::Mutex::default(),
+            without_room: Mutex::default(),
             heard,
             parking,
             promises,
@@ -349,6 +355,17 @@ impl Running {
         }
     }
 
+    /// Whether it has nothing yet.
+    fn is_new(&self) -> bool {
+        self.machine.position().is_none()
+    }
+
+    /// Whether it has nothing, and no room for what it is to get.
+    pub(super) fn waits_to_begin(&self) -> bool {
+        let refused = *self.without_room.lock();
+        self.is_new() && refused.is_some_and(|at| at.elapsed() < SHOWN)
+    }
+
     /// Gives up a transfer of which nothing comes any more, on a full disk.
     pub(super) async fn give_up_transfer(&self) {
         let Ok(mut receiving) = self.receiving.try_lock() else {
@@ -422,6 +439,11 @@ impl Running {
             Request::Transfer(TransferLeader { last: None, .. }) if log.check_first_entry().is_err() => {
                 Response::Refusal(Refusal::NoRoom)
             }
+            // It would be one more on a disk that has no room for more.
+            Request::Room(Room { bytes }) if self.is_new() && !self.machine.has_room_for_more(bytes) => {
+                *self.without_room.lock() = Some(Instant::now());
+                Response::Refusal(Refusal::NoRoom)
+            }
             Request::Room(_) | Request::Offer(_) | Request::SnapshotEnd(_) if self.commands.apply_waits() => {
                 Response::Refusal(Refusal::NoRoom)
             }
@@ -457,6 +479,12 @@ impl Running {
             Request::Offer(offer) => {
                 let mut receiving = self.receiving.lock().await;
                 snapshots::offered(&self.machine, &mut receiving, from, offer).await
+            }
+            Request::Piece(piece)
+                if self.is_new() && !self.machine.stays_free(piece.bytes.0.len() as u64) =>
+            {
+                *self.without_room.lock() = Some(Instant::now());
+                Response::Refusal(Refusal::NoRoom)
             }
             Request::Piece(piece) => {
                 let mut receiving = self.receiving.lock().await;

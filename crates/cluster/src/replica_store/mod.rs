@@ -35,6 +35,7 @@ pub use open::Unsettled;
 pub use positions::{Membership, Position};
 pub use proposals::{Proposals, Runs, Verdict};
 pub use split::Beside;
+pub(crate) use staging::stays_free;
 pub use staging::{Missing, Staged, Staging};
 pub(crate) use store::GroupSlots;
 pub use store::{DataPart, DataRow, Machine, MachineOptions, OnFlush};

@@ -45,6 +45,16 @@ struct Got {
 /// Beside its files, a transfer takes so many bytes at most: directories, and the description.
 const BESIDE_FILES: u64 = 1 << 20;
 
+/// So much of a disk stays free where replicas are put there, and no more than such a part of it.
+const KEPT_FREE: u64 = 16 << 30;
+const KEPT_PART: u64 = 20;
+
+/// Whether enough of the disk of a directory stays free beside so many bytes more; a device that does not say has enough.
+pub(crate) fn stays_free(device: &dyn Device, dir: &Path, bytes: u64) -> bool {
+    let room = disk(device, dir);
+    room.is_none_or(|(all, free)| bytes.saturating_add(KEPT_FREE.min(all / KEPT_PART)) <= free)
+}
+
 /// What is to be fetched next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Missing {
@@ -84,6 +94,16 @@ impl Machine {
     pub(crate) fn has_room_for(&self, bytes: u64) -> bool {
         let room = disk(&*self.0.options.db.device, &self.0.dir);
         room.is_none_or(|(_, free)| bytes <= free || bytes <= free.saturating_add(self.staged_bytes()))
+    }
+
+    /// The same for a replica that begins on the disk: some of that stays free, for those that are there.
+    pub(crate) fn has_room_for_more(&self, bytes: u64) -> bool {
+        self.stays_free(bytes.saturating_sub(self.staged_bytes()))
+    }
+
+    /// Whether enough stays free beside so many bytes more.
+    pub(crate) fn stays_free(&self, bytes: u64) -> bool {
+        stays_free(&*self.0.options.db.device, &self.0.dir, bytes)
     }
 
     /// What is there of a transfer, in bytes.

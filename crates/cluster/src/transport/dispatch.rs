@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
 
 use crate::ids::{GroupId, ReplicaId};
+use crate::transport::error::End;
 use crate::transport::outbox::{Haste, LaneLimits, Outbox};
 use crate::transport::wire::{Frame, Kind, Message, NodeId, Refusal, Request, Response, encode};
 
@@ -37,15 +39,22 @@ pub struct Incoming {
 /// dropped; the peer knows that it has none. Dropped without an answer it says that there is none.
 #[derive(Debug)]
 pub struct Reply {
-    outbox: Arc<Outbox>,
     asked: Kind,
-    haste: Haste,
     group: GroupId,
     from: ReplicaId,
     to: ReplicaId,
     request: u64,
-    open: bool,
+    /// None once it is answered.
+    way: Option<Way>,
     _held: Held,
+}
+
+/// How an answer gets to who has asked.
+#[derive(Debug)]
+enum Way {
+    Peer(Arc<Outbox>, Haste),
+    /// A replica of this node.
+    Own(oneshot::Sender<Result<Response, End>>),
 }
 
 /// What a peer has in flight on one connection. A peer of this version keeps to the limits by
@@ -104,16 +113,40 @@ impl Reply {
             return None;
         };
         Some(Self {
-            outbox: Arc::clone(outbox),
             asked,
-            haste: haste(&frame.message),
             group,
             from,
             to,
             request,
-            open: true,
+            way: Some(Way::Peer(Arc::clone(outbox), haste(&frame.message))),
             _held: held,
         })
+    }
+
+    /// The answer to a request of a replica of this node to another one, which would have so many bytes on a
+    /// connection. `None` if too much is in flight, which is answered.
+    pub(super) fn own(
+        frame: &Frame,
+        bytes: usize,
+        load: &Arc<Load>,
+    ) -> (Option<Self>, oneshot::Receiver<Result<Response, End>>) {
+        let (answer, receiver) = oneshot::channel();
+        let asked = frame.message.kind();
+        let Some(held) = load.hold(frame.group, bytes, asked == Kind::Append) else {
+            // An error: it is not waited for any more.
+            _ = answer.send(Ok(Response::Refusal(Refusal::Busy)));
+            return (None, receiver);
+        };
+        let reply = Self {
+            asked,
+            group: frame.group,
+            from: frame.from,
+            to: frame.to,
+            request: frame.request,
+            way: Some(Way::Own(answer)),
+            _held: held,
+        };
+        (Some(reply), receiver)
     }
 
     /// Sends the answer.
@@ -128,7 +161,12 @@ impl Reply {
     }
 
     fn answer(&mut self, response: Response) {
-        self.open = false;
+        let (outbox, haste) = match self.way.take() {
+            Some(Way::Peer(outbox, haste)) => (outbox, haste),
+            // An error: it is not waited for any more.
+            Some(Way::Own(answer)) => return drop(answer.send(Ok(response))),
+            None => return,
+        };
         let frame = |response| answer(self.group, self.from, self.to, self.request, response);
         let bytes = match encode(&frame(response)) {
             Ok(bytes) => bytes,
@@ -137,13 +175,13 @@ impl Reply {
                 Err(_) => return,
             },
         };
-        self.outbox.push_answer(bytes, self.haste);
+        outbox.push_answer(bytes, haste);
     }
 }
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        if self.open {
+        if self.way.is_some() {
             self.answer(Response::Refusal(Refusal::failed("the node gave no answer")));
         }
     }

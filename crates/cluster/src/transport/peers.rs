@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::beat::Beat;
 use crate::ids::{GroupId, ReplicaId};
-use crate::transport::dispatch::{Dispatch, haste};
+use crate::transport::dispatch::{Dispatch, Incoming, Load, Reply, haste};
 use crate::transport::error::{End, PeerError};
 use crate::transport::inbound::accept;
 use crate::transport::link::{Link, watch_pulse};
@@ -30,6 +30,8 @@ pub struct Peers {
     shared: Arc<PeersInner>,
     peers: Mutex<BTreeMap<NodeId, Peer>>,
     address: SocketAddr,
+    /// What replicas of this node have in flight to others of it.
+    own: Arc<Load>,
     /// Checks an address, and runs the links of a new peer.
     network: Box<dyn Connect>,
 }
@@ -65,7 +67,8 @@ pub struct Call {
 #[must_use = "a request whose answer is dropped is given up"]
 pub struct PendingResponse {
     receiver: oneshot::Receiver<Result<Response, End>>,
-    _place: PendingSlot,
+    /// None where this node asks itself.
+    _place: Option<PendingSlot>,
     node: NodeId,
     lane: Lane,
     kind: Kind,
@@ -126,6 +129,7 @@ impl Peers {
         let shared = PeersInner::new(options, dispatch);
         shared.spawn(accept(Arc::clone(&network), listener, Arc::clone(&shared)));
         Ok(Self {
+            own: Load::new(shared.lane),
             shared,
             peers: Mutex::default(),
             address,
@@ -230,7 +234,8 @@ impl Peers {
     }
 
     /// Sends a request, once there is room for it; it has been queued when this returns. A group's
-    /// requests of one connection reach the peer in the order of the calls.
+    /// requests of one connection reach the peer in the order of the calls. What is for a replica of this node itself
+    /// goes to it at once, without a connection.
     ///
     /// # Errors
     /// All but [`PeerError::Lost`]; of them only [`PeerError::Late`] leaves open whether the request
@@ -246,6 +251,19 @@ impl Peers {
         } = call;
         let deadline = Instant::now() + within;
         let (lane, kind) = (request.lane(), request.kind());
+        if node == self.shared.options.identity.node {
+            let receiver =
+                self.send_to_own(call_frame((group, from, to), self.shared.next_request(), request))?;
+            return Ok(PendingResponse {
+                receiver,
+                _place: None,
+                node,
+                lane,
+                kind,
+                within,
+                deadline,
+            });
+        }
         let link = {
             let peers = self.peers.lock();
             let peer = peers.get(&node).ok_or(PeerError::NoPeer { node })?;
@@ -255,14 +273,7 @@ impl Peers {
                 &peer.bulk
             })
         };
-        let number = self.shared.next_request();
-        let frame = Frame {
-            group,
-            from,
-            to,
-            request: number,
-            message: Message::Request(request),
-        };
+        let frame = call_frame((group, from, to), self.shared.next_request(), request);
         let bytes = encode(&frame).map_err(|error| PeerError::Request { node, error })?;
         // At once, and not after a wait for room that has no meaning without a connection.
         drop(link.session()?);
@@ -311,13 +322,31 @@ impl Peers {
         drop(room);
         Ok(PendingResponse {
             receiver,
-            _place: place,
+            _place: Some(place),
             node,
             lane,
             kind,
             within,
             deadline,
         })
+    }
+
+    /// Hands a request to a replica of this node. What is in flight is limited as if it came from a peer.
+    fn send_to_own(&self, frame: Frame) -> Result<oneshot::Receiver<Result<Response, End>>, PeerError> {
+        let node = self.shared.options.identity.node;
+        let bytes = encode(&frame).map_err(|error| PeerError::Request { node, error })?;
+        let (reply, receiver) = Reply::own(&frame, bytes.len(), &self.own);
+        if let (Some(reply), Message::Request(request)) = (reply, frame.message) {
+            let incoming = Incoming {
+                node,
+                group: frame.group,
+                from: frame.from,
+                to: frame.to,
+                request,
+            };
+            self.shared.dispatch.dispatch(incoming, reply);
+        }
+        Ok(receiver)
     }
 
     /// Sends a request and waits for its answer.
@@ -333,6 +362,16 @@ impl Peers {
     pub async fn close(self) {
         self.shared.begin_close();
         self.shared.join(self.shared.options.times.close).await;
+    }
+}
+
+fn call_frame((group, from, to): (GroupId, ReplicaId, ReplicaId), number: u64, request: Request) -> Frame {
+    Frame {
+        group,
+        from,
+        to,
+        request: number,
+        message: Message::Request(request),
     }
 }
 

@@ -166,6 +166,7 @@ fn expected_map() -> Map {
         role: NodeRole::Serves,
         zone: String::new(),
         host: String::new(),
+        drained: [].into(),
     };
     let partition = |group, first, last, replica| PartitionRecord {
         group,

@@ -11,6 +11,8 @@
 #[path = "../addresses/mod.rs"]
 mod addresses;
 mod clocks;
+mod disks;
+mod drained;
 mod duplication;
 mod elsewhere;
 mod formats;

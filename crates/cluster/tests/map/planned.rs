@@ -4,20 +4,20 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use collie_cluster::testing::map::{
     Changes, Has, Map, MapError, MapMember, Moved, NodeRole, Nodes, PartitionRecord, Stuck, has_split,
-    is_made_by_split, leave, moved, plan, set_role, split, stuck, voters,
+    is_made_by_split, leave, moved, plan, set_disk, set_role, split, stuck, voters,
 };
 use proptest::prelude::*;
 
 use super::rules::{founded, founding, joined, placed};
 
 /// Partitions on the first nodes, of so many.
-fn map(replicas: u8, partitions: u16, first: u8, nodes: u8) -> Map {
+pub(super) fn map(replicas: u8, partitions: u16, first: u8, nodes: u8) -> Map {
     let mut map = joined(founded(&founding(replicas, partitions, 3)).0, 2..=first);
     map = placed(map);
     joined(map, first + 1..=nodes)
 }
 
-fn nodes(map: &Map, gone: &[u64], may_spread: bool) -> Nodes {
+pub(super) fn nodes(map: &Map, gone: &[u64], may_spread: bool) -> Nodes {
     let ready = map.nodes.keys().copied().filter(|node| !gone.contains(node));
     Nodes {
         ready: ready.collect(),
@@ -28,12 +28,12 @@ fn nodes(map: &Map, gone: &[u64], may_spread: bool) -> Nodes {
     }
 }
 
-fn given(map: Map, node: u64, role: NodeRole) -> Map {
+pub(super) fn given(map: Map, node: u64, role: NodeRole) -> Map {
     let changes = set_role(&map, node, role).unwrap().unwrap();
     map.with(changes)
 }
 
-fn end(map: Map, group: u64) -> Map {
+pub(super) fn end(map: Map, group: u64) -> Map {
     let changes = moved(&map, &done(&map, group)).unwrap();
     map.with(changes)
 }
@@ -48,7 +48,7 @@ fn done(map: &Map, group: u64) -> Moved {
     }
 }
 
-fn begun(map: &Map, nodes: &Nodes) -> Map {
+pub(super) fn begun(map: &Map, nodes: &Nodes) -> Map {
     map.clone().with(plan(map, nodes).unwrap())
 }
 
@@ -58,7 +58,7 @@ fn wanted_on(map: &Map, group: u64) -> BTreeSet<u64> {
     lasting.map(|member| member.node).collect()
 }
 
-fn moving(map: &Map) -> Vec<u64> {
+pub(super) fn moving(map: &Map) -> Vec<u64> {
     let moving = map
         .partitions
         .values()
@@ -67,7 +67,7 @@ fn moving(map: &Map) -> Vec<u64> {
 }
 
 /// Lets all moves end that begin, one after the other.
-fn settle(mut map: Map, nodes: &Nodes) -> Map {
+pub(super) fn settle(mut map: Map, nodes: &Nodes) -> Map {
     for _ in 0..10_000 {
         if let Some(changes) = plan(&map, nodes) {
             map = map.with(changes);
@@ -593,6 +593,7 @@ fn votes_of_nodes_that_leave_or_are_gone_go_to_others() {
 enum Step {
     Join,
     Role(u64, u8),
+    Disk(u64, u32, bool),
     Plan(BTreeSet<u64>, bool),
     End(usize),
     Leave(u64),
@@ -602,6 +603,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         1 => Just(Step::Join),
         2 => (1..9_u64, 0..4_u8).prop_map(|(node, role)| Step::Role(node, role)),
+        2 => (1..9_u64, 0..3_u32, any::<bool>()).prop_map(|(node, disk, is)| Step::Disk(node, disk, is)),
         6 => (proptest::collection::btree_set(1..9_u64, 0..3), any::<bool>())
             .prop_map(|(gone, may_spread)| Step::Plan(gone, may_spread)),
         6 => (0..8_usize).prop_map(Step::End),
@@ -637,6 +639,7 @@ proptest! {
                     };
                     set_role(&map, node, role).unwrap_or(None)
                 }
+                Step::Disk(node, disk, drains) => set_disk(&map, node, disk, drains).unwrap_or(None),
                 Step::Plan(gone, may_spread) => {
                     let gone: Vec<_> = gone.into_iter().collect();
                     plan(&map, &nodes(&map, &gone, may_spread))
@@ -670,11 +673,12 @@ proptest! {
         let all = nodes(&map, &[], true);
         let after = settle(map, &all);
         prop_assert_eq!(plan(&after, &all), None);
+        super::disks::assert_none_is_on_drained_disks(&after);
     }
 }
 
 /// All rows of a map.
-fn whole(map: &Map) -> BTreeMap<Vec<u8>, Vec<u8>> {
+pub(super) fn whole(map: &Map) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let changes = Changes {
         cluster: map.cluster.clone(),
         nodes: map.nodes.values().cloned().collect(),

@@ -173,8 +173,8 @@ fn rows_of_a_later_version_or_that_disagree_are_refused() {
     let says = |said: String, part: &str| assert!(said.contains(part), "{said}");
     let key = |name: &[u8], number: u64| [name, &number.to_be_bytes()].concat();
     says(
-        wrong(&|rows| rows.get_mut(&b"cluster"[..]).unwrap()[0] = 5),
-        "expected version 1 to 4, found 5: run the version",
+        wrong(&|rows| rows.get_mut(&b"cluster"[..]).unwrap()[0] = 6),
+        "expected version 1 to 5, found 6: run the version",
     );
     says(
         wrong(&|rows| rows.get_mut(&key(b"node/", 1)).unwrap().clear()),

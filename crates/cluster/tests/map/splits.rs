@@ -14,7 +14,7 @@ const ROW: &[u8] = b"counter";
 const SLOTS: [u16; 6] = [0, 4000, 8191, 8192, 12_000, 16_383];
 
 /// Adds 1 to the counter of a slot where it is led. None: it is not, or was not done.
-fn increment(sites: &[Site], slot: u16) -> Option<Settled> {
+pub(super) fn increment(sites: &[Site], slot: u16) -> Option<Settled> {
     let alive = sites.iter().filter(|site| site.is_alive());
     for site in alive {
         let (partition, handle) = site.with(|node, runtime| match node.cluster().route(slot) {
@@ -36,7 +36,7 @@ fn increment(sites: &[Site], slot: u16) -> Option<Settled> {
 }
 
 /// What the counter of a slot is, where that is led, confirmed.
-fn read(sites: &[Site], slot: u16) -> u64 {
+pub(super) fn read(sites: &[Site], slot: u16) -> u64 {
     until(sites, "a read", || {
         let mut alive = sites.iter().filter(|site| site.is_alive());
         alive.find_map(|site| {
@@ -69,7 +69,7 @@ fn split(sites: &[Site], partitions: usize) -> Vec<PartitionRecord> {
 }
 
 /// Ends what runs beside a test, also where that fails.
-struct StopsAtTheEnd<'a>(&'a AtomicBool);
+pub(super) struct StopsAtTheEnd<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for StopsAtTheEnd<'_> {
     fn drop(&mut self) {

@@ -32,8 +32,12 @@ const SUBCOMMANDS: &[Command] = &[
         )
         .flags(CHANGES)
         .categories(CATEGORIES),
-    Command::new("collie.node|drain", 3, change)
-        .about("7.0.0", "cluster", "Moves the replicas of a node to other nodes.")
+    Command::new("collie.node|drain", -3, change)
+        .about(
+            "7.0.0",
+            "cluster",
+            "Moves the replicas of a node to other nodes, or of a disk to its other disks.",
+        )
         .flags(CHANGES)
         .categories(CATEGORIES),
     Command::new("collie.node|finalize", 2, finalize)
@@ -86,11 +90,11 @@ const SUBCOMMANDS: &[Command] = &[
         )
         .flags(CHANGES)
         .categories(CATEGORIES),
-    Command::new("collie.node|serve", 3, change)
+    Command::new("collie.node|serve", -3, change)
         .about(
             "7.0.0",
             "cluster",
-            "Lets a node have replicas that was drained, or was to be removed.",
+            "Lets a node, or a disk of it, have replicas that was drained, or was to be removed.",
         )
         .flags(CHANGES)
         .categories(CATEGORIES),
@@ -121,9 +125,26 @@ fn number(arg: &[u8]) -> Result<u64, Failure> {
     number.ok_or_else(|| "ERR a node is named by its number, as COLLIE.NODE LIST shows it".into())
 }
 
+fn disk(arg: &[u8]) -> Result<u32, Failure> {
+    let disk = parse_i64(arg).and_then(|disk| u32::try_from(disk).ok());
+    disk.ok_or_else(|| "ERR a disk is named by its number, counted from 0".into())
+}
+
+/// `COLLIE.NODE DRAIN|SERVE node [DISK disk]`, `REMOVE node`, `REPLACE node by`.
 fn change(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let (what, node) = (request.at(1), number(request.at(2))?);
-    let wanted = if is(what, "DRAIN") {
+    let disk = match request.len() {
+        5 if is(request.at(3), "DISK") => Some(disk(request.at(4))?),
+        4 if is(what, "REPLACE") => None,
+        3 => None,
+        _ => return Err(text::SYNTAX.into()),
+    };
+    let wanted = if let Some(disk) = disk {
+        match is(what, "DRAIN") {
+            true => NodeRequest::DrainDisk { node, disk },
+            false => NodeRequest::ServeDisk { node, disk },
+        }
+    } else if is(what, "DRAIN") {
         NodeRequest::Drain(node)
     } else if is(what, "REMOVE") {
         NodeRequest::Remove(node)
@@ -170,10 +191,7 @@ fn layout(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let layout = layout.ok_or("ERR a layout is shared, per-disk or private")?;
     let of = match request.len() {
         4 => LogsOf::Node,
-        6 if is(request.at(4), "DISK") => {
-            let disk = parse_i64(request.at(5)).and_then(|disk| u32::try_from(disk).ok());
-            LogsOf::Disk(disk.ok_or("ERR a disk is named by its number, counted from 0")?)
-        }
+        6 if is(request.at(4), "DISK") => LogsOf::Disk(disk(request.at(5))?),
         6 if is(request.at(4), "PARTITION") => {
             let group = parse_i64(request.at(5)).and_then(|group| u64::try_from(group).ok());
             LogsOf::Partition(group.ok_or("ERR a partition is named by the number of its group")?)
@@ -283,7 +301,7 @@ fn push(exec: &mut Exec<'_>, topology: &Topology, node: &NodeInfo) {
         ("joining", count(&|partition| partition.joining.contains(&number))),
         ("leaving", count(&|partition| partition.leaving.contains(&number))),
     ];
-    exec.reply.map(1 + texts.len() + counts.len());
+    exec.reply.map(2 + texts.len() + counts.len());
     exec.reply.bulk(b"number");
     exec.reply.integer(i64::try_from(number).unwrap_or(i64::MAX));
     for (name, value) in texts {
@@ -293,5 +311,12 @@ fn push(exec: &mut Exec<'_>, topology: &Topology, node: &NodeInfo) {
     for (name, value) in counts {
         exec.reply.bulk(name.as_bytes());
         exec.reply.integer(value);
+    }
+    // Of each disk that is drained its number, and how many replicas are on it.
+    exec.reply.bulk(b"drained");
+    exec.reply.array(2 * node.drained.len());
+    for (disk, replicas) in &node.drained {
+        exec.reply.integer(i64::from(*disk));
+        exec.reply.integer(i64::try_from(*replicas).unwrap_or(i64::MAX));
     }
 }

@@ -13,11 +13,24 @@ use std::sync::Arc;
 
 use collie_protocol::ReplyBuffer;
 
-use crate::cluster::{NodeInfo, PartitionInfo, SLOTS, Topology};
+use crate::cluster::{DrainedDisk, LeftOnDisk, NodeInfo, PartitionInfo, SLOTS, Topology};
 use crate::service::Service;
 
 /// Slots from the first to the last.
 type Range = (u16, u16);
+
+/// The disks of the node that are drained, each with what is left on it.
+fn drained(disks: &[DrainedDisk]) -> String {
+    let disk = |drained: &DrainedDisk| {
+        let disk = drained.disk;
+        match drained.left {
+            LeftOnDisk::Replicas(left) => format!("{disk}={left}"),
+            LeftOnDisk::Map => format!("{disk}=map"),
+            LeftOnDisk::Absent => format!("{disk}=absent"),
+        }
+    };
+    disks.iter().map(disk).collect::<Vec<_>>().join(" ")
+}
 
 /// The topology of the cluster, as the replies of `CLUSTER` show it.
 pub(super) struct Shape {
@@ -140,6 +153,7 @@ impl Shape {
             ("collie_newest_level", self.topology.newest_level.to_string()),
             ("collie_layout", self.topology.logs.layout.name().to_owned()),
             ("collie_logs_to_move", self.topology.logs.to_move.to_string()),
+            ("collie_drained_disks", drained(&self.topology.drained_here)),
             ("collie_reads", self.topology.reads.name().to_owned()),
             ("collie_durability", self.topology.durability.name().to_owned()),
             ("collie_partitions", self.topology.partitions.len().to_string()),

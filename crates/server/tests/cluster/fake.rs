@@ -14,9 +14,9 @@ use std::time::Duration;
 use collie_db::Value;
 use collie_io::{Clock, RealClock};
 use collie_server::cluster::{
-    Applied, Cluster, DuplicationInfo, Endpoint, Evaluation, Figure, Leadership, LogLayout, LogsInfo,
-    NodeInfo, NodeRequest, NodeRole, Partition, PartitionInfo, Reads, Refused, Route, Rows, SLOTS, Settled,
-    Settling, StoredRow, Topology, Walked, slot_of,
+    Applied, Cluster, DrainedDisk, DuplicationInfo, Endpoint, Evaluation, Figure, Leadership, LeftOnDisk,
+    LogLayout, LogsInfo, NodeInfo, NodeRequest, NodeRole, Partition, PartitionInfo, Reads, Refused, Route,
+    Rows, SLOTS, Settled, Settling, StoredRow, Topology, Walked, slot_of,
 };
 use evaluation::{FakeApplied, FakeEvaluation};
 use tokio::sync::watch;
@@ -413,6 +413,7 @@ impl Cluster for Fake {
             peer: SocketAddr::from(([127, 0, 0, 1], 17_000 + number as u16)),
             is_alive: true,
             role: NodeRole::Serves,
+            drained: if number == 1 { vec![(1, 4)] } else { vec![] },
         };
         let partition = |partition: &Arc<FakePartition>| {
             let role = partition.state().role;
@@ -439,6 +440,13 @@ impl Cluster for Fake {
             newest_level: 2,
             own: 1,
             logs: LogsInfo { layout, to_move: 3 },
+            drained_here: [
+                (0, LeftOnDisk::Map),
+                (1, LeftOnDisk::Replicas(4)),
+                (2, LeftOnDisk::Absent),
+            ]
+            .map(|(disk, left)| DrainedDisk { disk, left })
+            .into(),
             reads: Reads::Lease,
             durability: Durability::Process,
             nodes: (1..=3).map(node).collect(),

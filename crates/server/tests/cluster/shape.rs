@@ -267,6 +267,7 @@ fn nodes_are_listed_and_what_is_asked_of_them_is_handed_on() {
         ("leads", ":1"),
         ("joining", ":0"),
         ("leaving", ":0"),
+        ("drained", "*2\r\n:1\r\n:4"),
     ];
     for (name, value) in first {
         let field = format!("${}\r\n{name}\r\n{value}\r\n", name.len());
@@ -275,6 +276,8 @@ fn nodes_are_listed_and_what_is_asked_of_them_is_handed_on() {
     for line in [
         "COLLIE.NODE DRAIN 2",
         "collie.node serve 2",
+        "COLLIE.NODE DRAIN 2 DISK 1",
+        "collie.node serve 2 disk 0",
         "COLLIE.NODE REMOVE 3",
         "COLLIE.NODE REPLACE 1 3",
         "COLLIE.NODE FINALIZE",
@@ -290,6 +293,8 @@ fn nodes_are_listed_and_what_is_asked_of_them_is_handed_on() {
     let expected = [
         NodeRequest::Drain(2),
         NodeRequest::Serve(2),
+        NodeRequest::DrainDisk { node: 2, disk: 1 },
+        NodeRequest::ServeDisk { node: 2, disk: 0 },
         NodeRequest::Remove(3),
         NodeRequest::Replace { node: 1, by: 3 },
         NodeRequest::Finalize,
@@ -302,7 +307,7 @@ fn nodes_are_listed_and_what_is_asked_of_them_is_handed_on() {
     assert!(
         info.contains(
             "\r\ncollie_level:1\r\ncollie_newest_level:2\r\ncollie_layout:private\r\ncollie_logs_to_move:3\r\n\
-             collie_reads:lease\r\ncollie_partitions:1\r\ncollie_splits:1\r\n"
+             collie_drained_disks:0=map 1=4 2=absent\r\ncollie_reads:lease\r\ncollie_partitions:1\r\ncollie_splits:1\r\n"
         ),
         "{info}"
     );
@@ -311,6 +316,10 @@ fn nodes_are_listed_and_what_is_asked_of_them_is_handed_on() {
         ("COLLIE.NODE REMOVE 9", "-ERR the cluster has no node 9"),
         ("COLLIE.NODE DRAIN x", "-ERR a node is named by its number"),
         ("COLLIE.NODE DRAIN -1", "-ERR a node is named by its number"),
+        ("COLLIE.NODE DRAIN 1 DISK", "-ERR syntax error"),
+        ("COLLIE.NODE REMOVE 1 DISK 1", "-ERR wrong number of arguments"),
+        ("COLLIE.NODE SERVE 1 TAPE 1", "-ERR syntax error"),
+        ("COLLIE.NODE DRAIN 1 DISK x", "-ERR a disk is named by its number"),
         ("COLLIE.NODE REPLACE 1", "-ERR wrong number of arguments"),
         ("COLLIE.NODE STOP 1", "-ERR unknown subcommand 'STOP'"),
         (

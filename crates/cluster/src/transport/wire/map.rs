@@ -90,6 +90,20 @@ pub enum MapRequest {
     EndDuplication(String),
     /// The cluster gets the rows of another one.
     Receive(ClusterId),
+    /// The replicas on a disk of a node move to its other disks.
+    DrainDisk {
+        /// The node.
+        node: NodeId,
+        /// The disk, counted from 0.
+        disk: u32,
+    },
+    /// A disk of a node is to have replicas again.
+    ServeDisk {
+        /// The node.
+        node: NodeId,
+        /// The disk, counted from 0.
+        disk: u32,
+    },
     /// What replicas of the node that is asked may have lost is lost: they vote with what they have. The map does not
     /// change.
     AcceptLoss,

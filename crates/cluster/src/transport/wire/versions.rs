@@ -186,6 +186,8 @@ fn requests() -> Vec<(&'static str, Request)> {
         addresses: vec!["192.0.2.6:7001".to_owned(), "a.host:7002".to_owned()],
     });
     let end_duplication = MapRequest::EndDuplication("second".to_owned());
+    let drain_disk = MapRequest::DrainDisk { node: 68, disk: 690 };
+    let serve_disk = MapRequest::ServeDisk { node: 70, disk: 710 };
     let park = Park {
         vote: vote(57, 58, true),
         last: entry(59, 60, 610),
@@ -225,6 +227,8 @@ fn requests() -> Vec<(&'static str, Request)> {
             "change-map-receive",
             Request::ChangeMap(MapRequest::Receive(CLUSTER)),
         ),
+        ("change-map-drain-disk", Request::ChangeMap(drain_disk)),
+        ("change-map-serve-disk", Request::ChangeMap(serve_disk)),
         (
             "change-map-accept-loss",
             Request::ChangeMap(MapRequest::AcceptLoss),

@@ -16,8 +16,8 @@ use clap::{Parser, Subcommand};
 pub(crate) use address::Address;
 pub(crate) use ca::CaCommand;
 pub(crate) use cluster::{
-    AccessArgs, ClusterCommand, DownArgs, DuplicateCommand, LayoutArgs, NodesArgs, SplitArgs, StatusArgs,
-    UpArgs, WhereArgs,
+    AccessArgs, ClusterCommand, DownArgs, DuplicateCommand, DuplicateNameArgs, LayoutArgs, NodesArgs,
+    SplitArgs, StatusArgs, UpArgs, WhereArgs,
 };
 pub(crate) use front::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 pub(crate) use log::LogCommand;

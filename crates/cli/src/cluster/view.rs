@@ -32,6 +32,13 @@ impl Info {
         self.0.get("collie_reads").is_some_and(|reads| reads == "lease")
     }
 
+    /// The names of the clusters that get no rows, by command.
+    pub(super) fn paused(&self) -> impl Iterator<Item = &str> {
+        let names = self.0.get("collie_duplications_paused");
+        let names = names.into_iter().flat_map(|names| names.split(','));
+        names.filter(|name| !name.is_empty())
+    }
+
     /// A number; 0 where it is not there.
     pub(super) fn number(&self, name: &str) -> u64 {
         self.0.get(name).and_then(|text| text.parse().ok()).unwrap_or(0)

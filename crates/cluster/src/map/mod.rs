@@ -24,7 +24,9 @@ mod splits;
 mod targets;
 mod whole;
 
-pub use duplications::{duplicate, duplication_from, end_duplication, receive};
+pub use duplications::{
+    duplicate, duplication_from, end_duplication, pause_duplication, receive, resume_duplication,
+};
 pub use moves::{Moved, Nodes, Stuck, leave, moved, plan, set_role, stuck, unchanged};
 pub use records::{
     ClusterRecord, LEVEL, LEVEL_OF_DUPLICATION, LEVEL_OF_MOVES, LEVEL_OF_SPLITS, MapError, MapMember,

@@ -427,13 +427,18 @@ impl Cluster for Routes {
             NodeRequest::Duplicate { name, addresses } => {
                 return Box::pin(async move { duplicating::add(&inner, name, addresses).await });
             }
-            NodeRequest::EndDuplication(_) | NodeRequest::Receive(_)
+            NodeRequest::EndDuplication(_)
+            | NodeRequest::Receive(_)
+            | NodeRequest::PauseDuplication(_)
+            | NodeRequest::ResumeDuplication(_)
                 if let Some(refused) = duplicating::refused(&inner) =>
             {
                 return Box::pin(async move { Err(refused) });
             }
             NodeRequest::EndDuplication(name) => MapRequest::EndDuplication(name),
             NodeRequest::Receive(from) => MapRequest::Receive(from),
+            NodeRequest::PauseDuplication(name) => MapRequest::PauseDuplication(name),
+            NodeRequest::ResumeDuplication(name) => MapRequest::ResumeDuplication(name),
             NodeRequest::Finalize => MapRequest::Finalize(*inner.options.spoken.end()),
         };
         Box::pin(async move { ask(&inner, request).await })

@@ -493,6 +493,7 @@ impl Cluster for Fake {
             name: "second".to_owned(),
             cluster: "00".repeat(16),
             addresses: vec!["a.host:7001".to_owned(), "192.0.2.1:7002".to_owned()],
+            is_paused: true,
             partitions: 9,
             waiting: 1,
             copying: 2,

@@ -90,6 +90,10 @@ pub enum MapRequest {
     EndDuplication(String),
     /// The cluster gets the rows of another one.
     Receive(ClusterId),
+    /// The other one of this name gets nothing for now.
+    PauseDuplication(String),
+    /// It gets again what it lacks.
+    ResumeDuplication(String),
 }
 
 /// A cluster that is to get rows.

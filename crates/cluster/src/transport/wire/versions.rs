@@ -186,6 +186,8 @@ fn requests() -> Vec<(&'static str, Request)> {
         addresses: vec!["192.0.2.6:7001".to_owned(), "a.host:7002".to_owned()],
     });
     let end_duplication = MapRequest::EndDuplication("second".to_owned());
+    let pause_duplication = MapRequest::PauseDuplication("second".to_owned());
+    let resume_duplication = MapRequest::ResumeDuplication("second".to_owned());
     let park = Park {
         vote: vote(57, 58, true),
         last: entry(59, 60, 610),
@@ -224,6 +226,14 @@ fn requests() -> Vec<(&'static str, Request)> {
         (
             "change-map-receive",
             Request::ChangeMap(MapRequest::Receive(CLUSTER)),
+        ),
+        (
+            "change-map-pause-duplication",
+            Request::ChangeMap(pause_duplication),
+        ),
+        (
+            "change-map-resume-duplication",
+            Request::ChangeMap(resume_duplication),
         ),
         ("park", Request::Park(park)),
         ("wake", Request::Wake),

@@ -36,6 +36,8 @@ const FORGETS: u32 = 60;
 pub(super) async fn duplicate_partitions(inner: Arc<ClusterInner>) {
     let mut ticks = inner.peers().beat().every(inner.options.look);
     let mut maps = inner.map.subscribe();
+    // The map may be there already, and not change for long.
+    maps.mark_changed();
     let mut duplicator = Duplicator {
         inner,
         targets: BTreeMap::new(),

@@ -16,8 +16,10 @@ mod load;
 mod nodes;
 mod notes;
 mod operation;
+mod pair;
 mod plan;
 mod report;
+mod shared;
 mod sockets;
 mod target;
 mod upgrades;
@@ -39,15 +41,10 @@ use faults::{kill_all, strike};
 use load::{Board, Round};
 use nodes::{Nodes, wait};
 use notes::Notes;
-use plan::Plan;
+use plan::{FAULTS_MAX, Plan, ROUND};
 pub(crate) use plan::{Fault, Product, Reads};
 use report::Report;
 use target::Surroundings;
-
-/// Faults of a round, at most.
-const FAULTS_MAX: u64 = 3;
-/// How long the operations of a round may take besides its faults.
-const ROUND: Duration = Duration::from_secs(180);
 
 pub(crate) fn run(args: &ClusterArgs, seed: u64) -> anyhow::Result<Outcome> {
     let plan = Plan {

@@ -1,8 +1,14 @@
 //! What is to be tortured, and how.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::ensure;
+
+/// Faults of a round, at most.
+pub(crate) const FAULTS_MAX: u64 = 3;
+/// How long the operations of a round may take besides its faults.
+pub(crate) const ROUND: Duration = Duration::from_secs(180);
 
 /// What is done to nodes while clients work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

@@ -9,10 +9,10 @@ use collie_cli::resp::Reply;
 use collie_io::{Device, RealDevice};
 use collie_sim::Rng;
 
-use super::super::client::{Attempt, ClusterClient, Ports};
-use super::super::links::{Flow, Flows};
-use super::super::nodes::{Nodes, wait};
-use super::super::plan::Plan;
+use super::client::{Attempt, ClusterClient, Ports};
+use super::links::{Flow, Flows};
+use super::nodes::{Nodes, wait};
+use super::plan::Plan;
 use crate::client;
 
 /// How long a change of the map may take, whatever is done to nodes.

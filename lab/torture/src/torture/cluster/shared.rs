@@ -11,15 +11,15 @@ use collie_io::{Clock, RealClock};
 use collie_sim::Rng;
 use parking_lot::Mutex;
 
-use super::super::client::{Attempt, ClusterClient, Ports};
-use super::super::load::Board;
+use super::client::{Attempt, ClusterClient, Ports};
+use super::load::Board;
 
 /// Keys of a round.
 const KEYS: usize = 24;
 /// After how long values expire that do.
 const EXPIRES_MS: std::ops::Range<u64> = 50..2_000;
 /// After how long all have.
-pub(super) const EXPIRED: Duration = Duration::from_millis(EXPIRES_MS.end + 100);
+pub(crate) const EXPIRED: Duration = Duration::from_millis(EXPIRES_MS.end + 100);
 /// What a node says the time is may be as much older than a command.
 const SLACK_MS: u64 = 20;
 /// A pause after each command, at most: what is written is sent before it is written again, now and then.

@@ -4,9 +4,6 @@
 //! are written in both, where the later write wins. Once nothing is written any more and each cluster says that the
 //! other one has all, both have the same keys and values: what was acknowledged is lost and stale on neither side.
 
-mod pair;
-mod shared;
-
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Scope;
@@ -20,14 +17,13 @@ use super::client::{Attempt, ClusterClient, Ports};
 use super::faults::{kill_all, strike};
 use super::links::Flow;
 use super::load::{Board, Round};
-use super::nodes::wait;
+use super::nodes::{Nodes, wait};
 use super::notes::Notes;
-use super::plan::{Fault, Plan};
+use super::pair::Pair;
+use super::plan::{FAULTS_MAX, Fault, Plan, ROUND};
 use super::report::Report;
+use super::shared::{self, SharedKeys};
 use super::target::{Surroundings, pause};
-use super::{FAULTS_MAX, ROUND};
-use pair::Pair;
-use shared::SharedKeys;
 
 /// How long what goes from one cluster to the other is cut, or paused.
 const HELD_MS: std::ops::Range<u64> = 500..5_000;
@@ -106,7 +102,7 @@ impl Torture<'_> {
         let rounds = std::mem::take(&mut self.rounds);
         self.judge(&rounds, report, true)?;
         let mut clusters = self.pair.clusters.iter_mut();
-        clusters.try_for_each(super::nodes::Nodes::end)
+        clusters.try_for_each(Nodes::end)
     }
 
     fn round(&mut self, number: u64, report: &mut Report) -> anyhow::Result<()> {
@@ -197,19 +193,10 @@ impl Torture<'_> {
                 stop,
                 notes,
             };
+            let nodes = &mut self.pair.clusters[cluster];
             match self.rng.below(4) {
-                0 => strike(
-                    Fault::Kill,
-                    &mut self.pair.clusters[cluster],
-                    &mut self.rng,
-                    &around,
-                )?,
-                1 => strike(
-                    Fault::Stop,
-                    &mut self.pair.clusters[cluster],
-                    &mut self.rng,
-                    &around,
-                )?,
+                0 => strike(Fault::Kill, nodes, &mut self.rng, &around)?,
+                1 => strike(Fault::Stop, nodes, &mut self.rng, &around)?,
                 2 => self.cut(cluster, notes),
                 _ => self.pause(cluster, notes)?,
             }

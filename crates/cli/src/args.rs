@@ -16,8 +16,8 @@ use clap::{Parser, Subcommand};
 pub(crate) use address::Address;
 pub(crate) use ca::CaCommand;
 pub(crate) use cluster::{
-    AcceptLossArgs, AccessArgs, ClusterCommand, DiskArgs, DownArgs, DuplicateCommand, LayoutArgs, NodesArgs,
-    SplitArgs, StatusArgs, UpArgs, WhereArgs,
+    AcceptLossArgs, AccessArgs, ClusterCommand, DiskArgs, DownArgs, DuplicateCommand, DuplicateNameArgs,
+    LayoutArgs, NodesArgs, SplitArgs, StatusArgs, UpArgs, WhereArgs,
 };
 pub(crate) use front::{DrainArgs, FrontCommand, MountArgs, UmountArgs};
 pub(crate) use log::LogCommand;

@@ -144,6 +144,8 @@ pub struct DuplicationInfo {
     pub cluster: String,
     /// The addresses by which it was named.
     pub addresses: Vec<String>,
+    /// An operator has paused it: nothing is sent.
+    pub is_paused: bool,
     /// Partitions of the cluster, whichever node leads them.
     pub partitions: u64,
     /// Partitions that have not begun.
@@ -328,6 +330,10 @@ pub enum NodeRequest {
     },
     /// They are to go to the other one of this name no more.
     EndDuplication(String),
+    /// The other one of this name is to get nothing for now.
+    PauseDuplication(String),
+    /// It is to get again what it lacks.
+    ResumeDuplication(String),
     /// The cluster is to get rows of another one, which has this id.
     Receive([u8; 16]),
     /// The logs of its replicas, or of some, are to be so.

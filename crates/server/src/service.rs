@@ -130,6 +130,7 @@ mod tests {
             },
             drained_here: Vec::new(),
             reads: crate::cluster::Reads::Index,
+            durability: crate::cluster::Durability::Disk,
             nodes: (1..=3).map(node).collect(),
             partitions: (0..).zip(partitions).map(partition).collect(),
         }

@@ -65,9 +65,13 @@ pub(crate) enum DuplicateCommand {
     /// Has the rows go to another cluster. Asked for again with other addresses, these are used.
     Add(DuplicateAddArgs),
     /// Has nothing go to it any more. What it has stays there.
-    End(DuplicateEndArgs),
+    End(DuplicateNameArgs),
     /// Lists these clusters, and what each of them lacks.
     List(NodesArgs),
+    /// Has nothing go to it for now. The log keeps what it lacks, within its limit.
+    Pause(DuplicateNameArgs),
+    /// Has it get what it lacks: all again where the log does not have that any more.
+    Resume(DuplicateNameArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -84,7 +88,7 @@ pub(crate) struct DuplicateAddArgs {
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct DuplicateEndArgs {
+pub(crate) struct DuplicateNameArgs {
     /// The name that it was given.
     #[arg(value_name = "NAME")]
     pub(crate) name: String,

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::asking::{self, Fields};
 use super::nodes::say;
-use crate::args::DuplicateCommand;
+use crate::args::{DuplicateCommand, DuplicateNameArgs};
 
 /// A target, as nodes have it for the partitions that they lead.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize)]
@@ -19,6 +19,7 @@ struct TargetRow {
     name: String,
     cluster: String,
     addresses: String,
+    paused: bool,
     partitions: i64,
     waiting: i64,
     copying: i64,
@@ -35,6 +36,7 @@ impl TargetRow {
             name: fields.text("name")?,
             cluster: fields.text("cluster")?,
             addresses: fields.text("addresses")?,
+            paused: fields.number("paused")? == 1,
             partitions: fields.number("partitions")?,
             waiting: fields.number("waiting")?,
             copying: fields.number("copying")?,
@@ -48,6 +50,7 @@ impl TargetRow {
 
     /// With what another node has of the same target.
     fn add(&mut self, other: Self) {
+        self.paused |= other.paused;
         self.partitions = self.partitions.max(other.partitions);
         self.waiting += other.waiting;
         self.copying += other.copying;
@@ -62,10 +65,14 @@ impl TargetRow {
 
     fn state(&self) -> String {
         // Those that no node leads, or none that has answered, count as missing.
-        match (self.partitions - self.following, self.lag_entries) {
+        let lacks = match (self.partitions - self.following, self.lag_entries) {
             (..=0, 0) => "has everything".to_owned(),
             (..=0, lag) => format!("lacks {lag} entries"),
             (left, _) => format!("lacks {left} of {} partitions, or rows of them", self.partitions),
+        };
+        match self.paused {
+            true => format!("paused by command, {lacks}"),
+            false => lacks,
         }
     }
 }
@@ -83,9 +90,20 @@ pub(super) fn duplicate(command: &DuplicateCommand) -> anyhow::Result<Outcome> {
             ))
         }
         DuplicateCommand::End(args) => {
-            let words: [&[u8]; 3] = [b"COLLIE.DUPLICATE", b"END", args.name.as_bytes()];
-            asking::change(&args.at, |client| client.call(&words)?.good())?;
+            change(b"END", args)?;
             say(format_args!("nothing goes to {} any more", args.name))
+        }
+        DuplicateCommand::Pause(args) => {
+            change(b"PAUSE", args)?;
+            say(format_args!(
+                "nothing goes to {0} until `collie cluster duplicate resume {0}`: the log keeps what it lacks, within its \
+                 limit",
+                args.name
+            ))
+        }
+        DuplicateCommand::Resume(args) => {
+            change(b"RESUME", args)?;
+            say(format_args!("{} gets what it lacks from now on", args.name))
         }
         DuplicateCommand::List(args) => {
             let list = |client: &mut Client| {
@@ -106,6 +124,13 @@ pub(super) fn duplicate(command: &DuplicateCommand) -> anyhow::Result<Outcome> {
             show(targets.values(), args.json, &silent)
         }
     }
+}
+
+/// Has the cluster change something about the target of this name.
+fn change(what: &[u8], args: &DuplicateNameArgs) -> anyhow::Result<()> {
+    let words: [&[u8]; 3] = [b"COLLIE.DUPLICATE", what, args.name.as_bytes()];
+    asking::change(&args.at, |client| client.call(&words)?.good())?;
+    Ok(())
 }
 
 fn show<'a>(
@@ -172,5 +197,11 @@ mod tests {
         });
         assert_eq!(one.state(), "lacks 3 of 8 partitions, or rows of them");
         assert_eq!(one.problem, "it is away");
+        one.add(TargetRow {
+            paused: true,
+            ..TargetRow::default()
+        });
+        let state = one.state();
+        assert!(state.starts_with("paused by command, lacks 3 of 8"), "{state}");
     }
 }

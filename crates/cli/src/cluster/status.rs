@@ -165,6 +165,11 @@ pub(super) fn show(results: &mut Results, args: &StatusArgs, verdict: &Verdict) 
     if let Some(line) = verdict.entries_in_memory() {
         results.line(format_args!("{line}"))?;
     }
+    for name in &verdict.paused {
+        results.line(format_args!(
+            "the duplication to {name} is paused by command: `collie cluster duplicate resume {name}` ends that"
+        ))?;
+    }
     if verdict.splits > 0 {
         results.line(format_args!(
             "{} of {} partitions are being split",

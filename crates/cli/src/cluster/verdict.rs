@@ -1,6 +1,6 @@
 //! The health of a cluster, by the views of its nodes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use collie_cluster::{LEVEL_OF_LAYOUTS, LEVEL_OF_LEASES};
 use collie_server::cluster::SLOTS;
@@ -89,6 +89,8 @@ pub(super) struct Verdict {
     pub(super) partitions: u64,
     /// How many of them are being split.
     pub(super) splits: u64,
+    /// The clusters that get no rows, by command: that is no problem.
+    pub(super) paused: BTreeSet<String>,
     #[serde(skip)]
     pub(super) nodes: Vec<Node>,
 }
@@ -220,6 +222,11 @@ impl Verdict {
             level: numbers("collie_level").max().unwrap_or(0),
             partitions: numbers("collie_partitions").max().unwrap_or(0),
             splits: numbers("collie_splits").max().unwrap_or(0),
+            paused: views
+                .iter()
+                .flat_map(|view| view.info.paused())
+                .map(str::to_owned)
+                .collect(),
             newest_level: numbers("collie_newest_level").min().unwrap_or(0),
             nodes,
         }
@@ -343,6 +350,14 @@ mod tests {
                 .all(|(line, start)| line.starts_with(start)),
             "{lines:?}"
         );
+    }
+
+    #[test]
+    fn a_duplication_that_is_paused_is_named_and_no_problem() {
+        let of = |names| says(&[("collie_duplications_paused", names)]);
+        let paused = verdict([of("b,a"), of("b"), of("")]);
+        assert_eq!(paused.state, Health::Well);
+        assert_eq!(paused.paused.into_iter().collect::<Vec<_>>(), ["a", "b"]);
     }
 
     #[test]

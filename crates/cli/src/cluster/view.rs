@@ -49,6 +49,13 @@ impl Info {
             .is_some_and(|entries| entries == "process")
     }
 
+    /// The names of the clusters that get no rows, by command.
+    pub(super) fn paused(&self) -> impl Iterator<Item = &str> {
+        let names = self.0.get("collie_duplications_paused");
+        let names = names.into_iter().flat_map(|names| names.split(','));
+        names.filter(|name| !name.is_empty())
+    }
+
     /// A number; 0 where it is not there.
     pub(super) fn number(&self, name: &str) -> u64 {
         self.0.get(name).and_then(|text| text.parse().ok()).unwrap_or(0)

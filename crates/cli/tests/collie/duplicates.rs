@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::client::{Client, wait_for};
 use crate::cluster::Nodes;
@@ -60,6 +60,38 @@ fn until_it_has_everything(nodes: &Nodes, flags: &[&str]) {
     });
 }
 
+/// Nothing goes to the target while it is paused, which is no problem; then what it lacks does.
+fn pauses_and_resumes(second: &Nodes, secret: &[&str], first: impl Fn() -> BTreeMap<usize, String>) {
+    let password = Some("sesame");
+    let paused = duplicate(second, &["pause", "first"], secret);
+    assert_eq!(paused.status.code(), Some(0), "{paused:?}");
+    let again = duplicate(second, &["pause", "first"], secret);
+    assert!(stderr(&again).contains("is paused already"), "{again:?}");
+    wait_for("that all nodes know", || {
+        listed(second, secret)[0]["paused"] == true
+    });
+    let (_, cluster) = second.until("all is well", 0, secret);
+    assert_eq!(cluster["paused"], json!(["first"]));
+    let before = first();
+    execute(second, password, "SET key:1 paused");
+    execute(second, password, "DEL key:2");
+    wait_for("what it lacks", || listed(second, secret)[0]["lag_entries"] != 0);
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    assert_eq!(first(), before);
+    let text = String::from_utf8(duplicate(second, &["list"], secret).stdout).unwrap();
+    assert!(text.contains("first: paused by command, lacks"), "{text}");
+    let unknown = duplicate(second, &["resume", "third"], secret);
+    assert!(stderr(&unknown).contains("to third, but to first"), "{unknown:?}");
+    let resumed = duplicate(second, &["resume", "first"], secret);
+    assert_eq!(resumed.status.code(), Some(0), "{resumed:?}");
+    wait_for("what was missed", || {
+        let now = first();
+        now[&1].contains("paused") && now[&2] == "$-1"
+    });
+    let again = duplicate(second, &["resume", "first"], secret);
+    assert!(stderr(&again).contains("is not paused"), "{again:?}");
+}
+
 #[test]
 fn two_clusters_with_passwords_come_to_the_same_both_ways() {
     let dir = tempfile::tempdir().unwrap();
@@ -112,6 +144,8 @@ fn two_clusters_with_passwords_come_to_the_same_both_ways() {
         println!("{one:?}\n{other:?}");
         one == other && (0..KEYS).step_by(4).all(|key| one[&key] == "$-1")
     });
+
+    pauses_and_resumes(&second, &secret, || all(&first, None));
 
     let ended = duplicate(&second, &["end", "first"], &secret);
     assert_eq!(ended.status.code(), Some(0), "{ended:?}");

@@ -1,6 +1,7 @@
 //! What the leader of a partition sends to a target: first all rows, and then those that entries change.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -42,6 +43,8 @@ pub(crate) struct Sender {
     pub(crate) theirs: u64,
     /// Of this cluster's.
     pub(crate) own: u64,
+    /// An operator has it send nothing.
+    pub(crate) is_paused: bool,
     pub(crate) state: Arc<SenderState>,
 }
 
@@ -81,7 +84,11 @@ impl Sender {
         let mut pause = FIRST_PAUSE;
         while self.replica.leads_in().is_some() {
             let before = self.state.rows.load(Ordering::Relaxed);
-            let Err(problem) = self.send().await else { return };
+            let done = match self.is_paused {
+                true => self.stand().await,
+                false => self.send().await,
+            };
+            let Err(problem) = done else { return };
             // Relaxed, here and above: this task alone counts.
             if self.state.rows.load(Ordering::Relaxed) != before {
                 pause = FIRST_PAUSE;
@@ -91,6 +98,14 @@ impl Sender {
             sleep(pause).await;
             pause = LONGEST_PAUSE.min(pause * 2);
         }
+    }
+
+    /// Sends nothing until it is ended, and shows how far the target is: entries behind that are kept for it.
+    async fn stand(&self) -> Result<(), String> {
+        let noted = self.noted().await?;
+        *self.state.now.lock() = noted;
+        self.state.set_problem(None);
+        pending().await
     }
 
     /// Sends until the replica leads no more.
@@ -224,6 +239,7 @@ pub(crate) struct Senders(pub(crate) BTreeMap<Which, RunningSender>);
 /// A sender that runs.
 pub(crate) struct RunningSender {
     pub(crate) group: GroupId,
+    pub(crate) is_paused: bool,
     pub(crate) state: Arc<SenderState>,
     pub(crate) task: AbortHandle,
 }

@@ -65,19 +65,54 @@ pub fn duplicate(map: &Map, target: &Target) -> Result<Option<Changes>, String> 
 /// # Errors
 /// There is none of that name.
 pub fn end_duplication(map: &Map, name: &str) -> Result<Option<Changes>, String> {
+    let number = number_of(map, name)?;
     let mut new = map.duplications.clone();
-    new.targets.retain(|target| target.name != name);
-    if new.targets.len() == map.duplications.targets.len() {
-        let names: Vec<_> = new.targets.iter().map(|target| &*target.name).collect();
-        return Err(match names.is_empty() {
-            true => "the cluster is duplicated to no other one".to_owned(),
-            false => format!(
-                "the cluster is not duplicated to {name}, but to {}",
-                names.join(", ")
-            ),
-        });
-    }
+    new.targets.retain(|target| target.number != number);
+    new.paused.remove(&number);
     Ok(with(map, new))
+}
+
+/// A target gets nothing for now.
+///
+/// # Errors
+/// There is none of that name, or it is so already.
+pub fn pause_duplication(map: &Map, name: &str) -> Result<Option<Changes>, String> {
+    let number = number_of(map, name)?;
+    let mut new = map.duplications.clone();
+    match new.paused.insert(number) {
+        true => Ok(with(map, new)),
+        false => Err(format!(
+            "the duplication to {name} is paused already: `collie cluster duplicate resume {name}` ends that"
+        )),
+    }
+}
+
+/// A target gets again what it lacks.
+///
+/// # Errors
+/// There is none of that name, or it is not paused.
+pub fn resume_duplication(map: &Map, name: &str) -> Result<Option<Changes>, String> {
+    let number = number_of(map, name)?;
+    let mut new = map.duplications.clone();
+    match new.paused.remove(&number) {
+        true => Ok(with(map, new)),
+        false => Err(format!("the duplication to {name} is not paused")),
+    }
+}
+
+fn number_of(map: &Map, name: &str) -> Result<u64, String> {
+    let targets = &map.duplications.targets;
+    if let Some(target) = targets.iter().find(|target| target.name == name) {
+        return Ok(target.number);
+    }
+    let names: Vec<_> = targets.iter().map(|target| &*target.name).collect();
+    Err(match names.is_empty() {
+        true => "the cluster is duplicated to no other one".to_owned(),
+        false => format!(
+            "the cluster is not duplicated to {name}, but to {}",
+            names.join(", ")
+        ),
+    })
 }
 
 /// This cluster gets rows of another one.

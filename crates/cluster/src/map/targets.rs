@@ -1,13 +1,17 @@
 //! The clusters that this one duplicates its rows to, and whether its rows have the stamps that this needs: a row of
 //! the map, and the parts of it.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::map::records::MapError;
 use crate::transport::wire::ClusterId;
 
-/// The version of the row.
-const VERSION: u8 = 1;
+/// The newest version of the row; all are read.
+const VERSION: u8 = 2;
+/// The fields that version 1 lacks at its end, as they are without it.
+const AFTER_ONE: &[u8] = &[0];
 const KEY: &[u8] = b"duplications";
 
 /// What is duplicated, and to where.
@@ -19,6 +23,8 @@ pub struct Duplications {
     pub last: u64,
     /// The targets.
     pub targets: Vec<TargetRecord>,
+    /// The numbers of those that get nothing until an operator has that resumed.
+    pub paused: BTreeSet<u64>,
 }
 
 /// A cluster that gets the rows of this one.
@@ -51,19 +57,18 @@ pub(super) fn encode(record: &Duplications) -> Result<Vec<u8>, MapError> {
 }
 
 pub(super) fn decode(value: &[u8]) -> Result<Duplications, MapError> {
-    let (VERSION, bytes) = value
-        .split_first()
-        .map_or((0, value), |(first, rest)| (*first, rest))
-    else {
-        return Err(MapError::Version {
-            row: name(),
-            most: VERSION,
-            found: value
-                .first()
-                .map_or("nothing".to_owned(), |found| found.to_string()),
-        });
+    let bytes = match value.split_first() {
+        Some((1, bytes)) => [bytes, AFTER_ONE].concat(),
+        Some((&VERSION, bytes)) => bytes.to_vec(),
+        other => {
+            return Err(MapError::Version {
+                row: name(),
+                most: VERSION,
+                found: other.map_or("nothing".to_owned(), |(found, _)| found.to_string()),
+            });
+        }
     };
-    match postcard::take_from_bytes(bytes) {
+    match postcard::take_from_bytes(&bytes) {
         Ok((record, [])) => Ok(record),
         Ok((_, more)) => Err(wrong(format!(
             "expected its end, found {} bytes more",
@@ -90,8 +95,8 @@ mod tests {
     use crate::fixtures::fixture;
 
     #[test]
-    fn the_row_says_what_was_written() {
-        let record = Duplications {
+    fn the_row_says_what_was_written_by_each_version() {
+        let mut record = Duplications {
             stamps: true,
             last: 300,
             targets: vec![TargetRecord {
@@ -100,14 +105,20 @@ mod tests {
                 cluster: *b"cluster of tests",
                 addresses: vec!["192.0.2.1:7001".to_owned(), "a.host:7002".to_owned()],
             }],
+            paused: BTreeSet::new(),
         };
-        let bytes = fixture("duplications-v1.bin", &encode(&record).unwrap());
-        assert_eq!(decode(&bytes), Ok(record));
-        for len in 0..bytes.len() {
-            decode(&bytes[..len]).unwrap_err();
+        let one = include_bytes!("../../tests/fixtures/duplications-v1.bin");
+        assert_eq!(decode(one).as_ref(), Ok(&record));
+        record.paused = [7, 400].into();
+        let two = fixture("duplications-v2.bin", &encode(&record).unwrap());
+        assert_eq!(decode(&two), Ok(record));
+        for bytes in [&one[..], &two] {
+            for len in 0..bytes.len() {
+                decode(&bytes[..len]).unwrap_err();
+            }
+            decode(&[bytes, b"x"].concat()).unwrap_err();
         }
-        decode(&[&bytes[..], b"x"].concat()).unwrap_err();
-        let newer = decode(&[&[2], &bytes[1..]].concat()).unwrap_err().to_string();
-        assert!(newer.contains("expected version 1 to 1, found 2"), "{newer}");
+        let newer = decode(&[&[3], &two[1..]].concat()).unwrap_err().to_string();
+        assert!(newer.contains("expected version 1 to 2, found 3"), "{newer}");
     }
 }

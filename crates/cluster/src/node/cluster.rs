@@ -474,7 +474,10 @@ impl Cluster for Routes {
             NodeRequest::Duplicate { name, addresses } => {
                 return Box::pin(async move { duplicating::add(&inner, name, addresses).await });
             }
-            NodeRequest::EndDuplication(_) | NodeRequest::Receive(_)
+            NodeRequest::EndDuplication(_)
+            | NodeRequest::Receive(_)
+            | NodeRequest::PauseDuplication(_)
+            | NodeRequest::ResumeDuplication(_)
                 if let Some(refused) = duplicating::refused(&inner) =>
             {
                 return Box::pin(async move { Err(refused) });
@@ -484,6 +487,8 @@ impl Cluster for Routes {
             NodeRequest::AcceptLoss { without } => {
                 return Box::pin(async move { losses::accept(&inner, &without).await });
             }
+            NodeRequest::PauseDuplication(name) => MapRequest::PauseDuplication(name),
+            NodeRequest::ResumeDuplication(name) => MapRequest::ResumeDuplication(name),
             NodeRequest::Finalize => MapRequest::Finalize(*inner.options.spoken.end()),
         };
         Box::pin(async move { ask(&inner, request).await })

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use crate::blocking::blocking;
 use crate::duplication::{RunningSender, Sender, SenderState, TargetCluster, note, own_id};
 use crate::ids::ReplicaId;
-use crate::map::{self, Map, TargetRecord, origin_of};
+use crate::map::{self, Duplications, Map, TargetRecord, origin_of};
 use crate::node::map_requests::ask;
 use crate::node::shared::ClusterInner;
 use crate::raft::Replica;
@@ -36,6 +36,8 @@ const FORGETS: u32 = 60;
 pub(super) async fn duplicate_partitions(inner: Arc<ClusterInner>) {
     let mut ticks = inner.peers().beat().every(inner.options.look);
     let mut maps = inner.map.subscribe();
+    // The map may be there already, and not change for long.
+    maps.mark_changed();
     let mut duplicator = Duplicator {
         inner,
         targets: BTreeMap::new(),
@@ -91,7 +93,7 @@ impl Duplicator {
         for record in records {
             self.know(record);
         }
-        self.send(own, &led, records);
+        self.send(own, &led, &map.duplications);
         let pause = self.inner.options.look * FORGETS;
         if self.forgot.is_none_or(|forgot| forgot.elapsed() >= pause) {
             self.forgot = Some(Instant::now());
@@ -99,7 +101,7 @@ impl Duplicator {
                 forget(&self.inner, replica, &numbers).await;
             }
         }
-        self.report(records);
+        self.report(&map.duplications);
     }
 
     /// Knows a target by the addresses that the map has.
@@ -119,13 +121,17 @@ impl Duplicator {
     }
 
     /// Has a sender for each of these replicas and each target, and no others.
-    fn send(&mut self, own: u64, led: &[Arc<Replica>], records: &[TargetRecord]) {
+    fn send(&mut self, own: u64, led: &[Arc<Replica>], to: &Duplications) {
         let mut senders = self.inner.senders.lock();
         let is_led = |id: &ReplicaId| led.iter().any(|replica| replica.id() == *id);
         senders.end(|(replica, number), running| {
-            !is_led(replica) || !self.targets.contains_key(number) || running.task.is_finished()
+            !is_led(replica)
+                || !self.targets.contains_key(number)
+                || running.is_paused != to.paused.contains(number)
+                || running.task.is_finished()
         });
-        for record in records {
+        for record in &to.targets {
+            let is_paused = to.paused.contains(&record.number);
             let Some((_, target)) = self.targets.get(&record.number) else {
                 continue;
             };
@@ -139,10 +145,12 @@ impl Duplicator {
                         number: record.number,
                         theirs: origin_of(&record.cluster),
                         own,
+                        is_paused,
                         state: Arc::clone(&state),
                     };
                     RunningSender {
                         group: replica.group(),
+                        is_paused,
                         state,
                         task: self.tasks.spawn(sender.run()),
                     }
@@ -151,13 +159,15 @@ impl Duplicator {
         }
     }
 
-    fn report(&mut self, records: &[TargetRecord]) {
-        let names: BTreeSet<_> = records.iter().map(|target| target.name.clone()).collect();
+    fn report(&mut self, to: &Duplications) {
+        let names: BTreeSet<_> = to.targets.iter().map(|target| target.name.clone()).collect();
         for gone in self.reported.difference(&names) {
             self.inner.report(&about(gone), None);
         }
-        for record in records {
+        for record in &to.targets {
             let problem = match self.targets.contains_key(&record.number) {
+                // What its operator has asked for is none.
+                _ if to.paused.contains(&record.number) => None,
                 true => stuck(&self.inner, record.number),
                 false => Some("this node has no way to other clusters".to_owned()),
             };
@@ -256,6 +266,7 @@ impl ClusterInner {
                 name: target.name.clone(),
                 cluster: id_text(&target.cluster),
                 addresses: target.addresses.clone(),
+                is_paused: map.duplications.paused.contains(&target.number),
                 partitions: map.partitions.len() as u64,
                 ..DuplicationInfo::default()
             };
@@ -309,6 +320,12 @@ impl ClusterInner {
                 "Partitions of this node of which all rows are being copied to the target",
                 false,
                 &|one| one.copying + one.waiting,
+            ),
+            figure(
+                "collie_cluster_duplication_paused",
+                "1 where the duplication to the target is paused by command",
+                false,
+                &|one| u64::from(one.is_paused),
             ),
             figure(
                 "collie_cluster_duplicated_rows_total",

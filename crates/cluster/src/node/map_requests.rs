@@ -99,6 +99,8 @@ fn changes(map: &Map, request: &MapRequest) -> Result<Option<map::Changes>, Stri
         MapRequest::Duplicate(target) => return map::duplicate(map, target),
         MapRequest::EndDuplication(name) => return map::end_duplication(map, name),
         MapRequest::Receive(from) => return map::receive(map, from),
+        MapRequest::PauseDuplication(name) => return map::pause_duplication(map, name),
+        MapRequest::ResumeDuplication(name) => return map::resume_duplication(map, name),
         MapRequest::Speaks(_)
         | MapRequest::Note(_)
         | MapRequest::Finalize(_)

@@ -32,6 +32,8 @@ const ELECTION: Duration = Duration::from_millis(50);
 pub(super) async fn split_partitions(inner: Arc<ClusterInner>) {
     let mut ticks = inner.peers().beat().every(inner.options.look);
     let mut maps = inner.map.subscribe();
+    // The map may be there already, and not change for long.
+    maps.mark_changed();
     // Since when, and whether a step runs.
     let mut groups = BTreeMap::<GroupId, (Instant, bool)>::new();
     let mut steps = FuturesUnordered::new();

@@ -269,6 +269,95 @@ fn a_target_that_is_away_keeps_no_log_for_good() {
 }
 
 #[test]
+fn a_paused_target_gets_what_it_missed_once_resumed() {
+    let (sites, other) = clusters(2, 2, 2);
+    let mut model = BTreeMap::new();
+    let pause = || NodeRequest::PauseDuplication("second".to_owned());
+    let resume = || NodeRequest::ResumeDuplication("second".to_owned());
+    let refused = |sites: &[Site], request: NodeRequest, text: &str| {
+        let problem = ask(&sites[0], request).unwrap_err();
+        assert!(problem.contains(text), "{text}: {problem}");
+    };
+    refused(&sites, pause(), "is duplicated to no other one");
+    ask(&sites[0], duplicate()).unwrap();
+    for number in 0..20 {
+        set(&sites, &key(number), Some(b"before"));
+        model.insert(key(number), b"before".to_vec());
+    }
+    until_has(&sites, &other, &model);
+    refused(&sites, resume(), "to second is not paused");
+    ask(&sites[1], pause()).unwrap();
+    refused(&sites, pause(), "to second is paused already");
+    let third = NodeRequest::PauseDuplication("third".to_owned());
+    refused(&sites, third, "not duplicated to third, but to second");
+    let all_know = |sites: &[Site]| {
+        until(sites, "the pause at all nodes", || {
+            let following: u64 = sites.iter().map(|site| info(site).following).sum();
+            let know = sites.iter().all(|site| info(site).is_paused);
+            (know && following == 2).then_some(())
+        });
+    };
+    all_know(&sites);
+    // Neither does a leader send that has just started.
+    let came = other.came.load(Ordering::SeqCst);
+    for restarts in 0..2 {
+        let value = format!("while paused, {restarts}").into_bytes();
+        for number in 10..30 {
+            set(&sites, &key(number), Some(&value));
+            model.insert(key(number), value.clone());
+        }
+        set(&sites, &key(restarts), None);
+        model.remove(&key(restarts));
+        sites[restarts].kill();
+        start(&sites[restarts], &other, Begin::Start);
+        settled(&sites, 2, 2);
+        all_know(&sites);
+    }
+    until(&sites, "what it lacks", || {
+        let lag: u64 = sites.iter().map(|site| info(site).lag).sum();
+        (lag >= 40).then_some(())
+    });
+    // Longer than a sender would need, many times.
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(other.came.load(Ordering::SeqCst), came, "nothing was sent");
+    assert!(sites.iter().all(|site| info(site).problem.is_none()));
+    ask(&sites[0], resume()).unwrap();
+    until_has(&sites, &other, &model);
+    let came = other.came.load(Ordering::SeqCst) - came;
+    assert!((22..30).contains(&came), "what has changed alone came: {came}");
+}
+
+#[test]
+fn a_target_paused_beyond_the_log_gets_all_again() {
+    let (sites, other) = clusters(1, 1, 1);
+    let mut model = BTreeMap::new();
+    ask(&sites[0], duplicate()).unwrap();
+    for number in 0..20 {
+        set(&sites, &key(number), Some(b"before"));
+        model.insert(key(number), b"before".to_vec());
+    }
+    until_has(&sites, &other, &model);
+    ask(&sites[0], NodeRequest::PauseDuplication("second".to_owned())).unwrap();
+    until(&sites, "the pause", || info(&sites[0]).is_paused.then_some(()));
+    let came = other.came.load(Ordering::SeqCst);
+    set(&sites, &key(7), None);
+    model.remove(&key(7));
+    // Several times what the log may have.
+    let large = vec![b'x'; 64 << 10];
+    for number in 0..500 {
+        set(&sites, &key(100 + number % 9), Some(&large));
+        model.insert(key(100 + number % 9), large.clone());
+    }
+    assert_eq!(other.came.load(Ordering::SeqCst), came, "nothing was sent");
+    ask(&sites[0], NodeRequest::ResumeDuplication("second".to_owned())).unwrap();
+    until_has(&sites, &other, &model);
+    assert!(
+        other.came.load(Ordering::SeqCst) - came >= 19 + 9,
+        "all rows were copied anew"
+    );
+}
+
+#[test]
 fn what_the_target_wrote_itself_is_not_sent_back() {
     let (sites, other) = clusters(1, 1, 1);
     ask(&sites[0], duplicate()).unwrap();
@@ -482,8 +571,13 @@ fn an_older_level_duplicates_nothing() {
     options.spoken = 1..=LEVEL_OF_DUPLICATION - 1;
     sites[0].try_start(options, bootstrap(1, 1)).unwrap();
     settled(&sites, 1, 1);
-    let end = NodeRequest::EndDuplication("x".to_owned());
-    for request in [duplicate(), NodeRequest::Receive([1; 16]), end] {
+    let name = || "x".to_owned();
+    let (end, pause) = (
+        NodeRequest::EndDuplication(name()),
+        NodeRequest::PauseDuplication(name()),
+    );
+    let resume = NodeRequest::ResumeDuplication(name());
+    for request in [duplicate(), NodeRequest::Receive([1; 16]), end, pause, resume] {
         let problem = ask(&sites[0], request).unwrap_err();
         assert!(problem.contains("from level 5 on"), "{problem}");
     }

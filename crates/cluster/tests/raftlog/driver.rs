@@ -82,8 +82,8 @@ impl Setup {
             log,
             log_limit: Some(self.log_limit),
             free_min: self.free_min,
-            retention: None,
             cache_bytes: self.cache_bytes,
+            ..NodeLogOptions::default()
         };
         let options = NodeStoreOptions {
             disks: self.disks(),

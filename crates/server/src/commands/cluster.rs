@@ -266,7 +266,11 @@ fn info(exec: &mut Exec<'_>, _request: Request<'_>) -> Outcome {
     let shape = shape(exec)?;
     let partitions = exec.shared.partitions.as_ref();
     let problems = partitions.map(|partitions| partitions.cluster.problems());
-    let text = shape.info(&problems.unwrap_or_default());
+    let duplications = partitions.map(|partitions| partitions.cluster.duplications());
+    let duplications = duplications.unwrap_or_default();
+    let paused = duplications.iter().filter(|one| one.is_paused);
+    let paused: Vec<_> = paused.map(|one| one.name.as_str()).collect();
+    let text = shape.info(&problems.unwrap_or_default(), &paused);
     exec.reply.verbatim(*b"txt", text.as_bytes());
     Ok(Flow::Next)
 }

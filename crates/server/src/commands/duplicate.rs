@@ -52,12 +52,24 @@ const SUBCOMMANDS: &[Command] = &[
         .flags(&["stale"])
         .categories(&["@slow"])
         .tips(&["nondeterministic_output"]),
+    Command::new("collie.duplicate|pause", 3, pause)
+        .about(
+            "7.0.0",
+            "cluster",
+            "Has nothing go to another cluster until it is resumed.",
+        )
+        .flags(CHANGES)
+        .categories(CATEGORIES),
     Command::new("collie.duplicate|receive", 3, receive)
         .about(
             "7.0.0",
             "cluster",
             "Has this cluster take rows of another one, which asks for it, and returns its id.",
         )
+        .flags(CHANGES)
+        .categories(CATEGORIES),
+    Command::new("collie.duplicate|resume", 3, resume)
+        .about("7.0.0", "cluster", "Has another cluster get again what it lacks.")
         .flags(CHANGES)
         .categories(CATEGORIES),
 ];
@@ -81,6 +93,16 @@ fn add(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
 fn end(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
     let name = word(request.at(2))?;
     ask(exec, NodeRequest::EndDuplication(name))
+}
+
+fn pause(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let name = word(request.at(2))?;
+    ask(exec, NodeRequest::PauseDuplication(name))
+}
+
+fn resume(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
+    let name = word(request.at(2))?;
+    ask(exec, NodeRequest::ResumeDuplication(name))
 }
 
 fn receive(exec: &mut Exec<'_>, request: Request<'_>) -> Outcome {
@@ -126,6 +148,7 @@ fn push(exec: &mut Exec<'_>, one: &DuplicationInfo) {
         ("problem", problem),
     ];
     let numbers = [
+        ("paused", u64::from(one.is_paused)),
         ("partitions", one.partitions),
         ("waiting", one.waiting),
         ("copying", one.copying),

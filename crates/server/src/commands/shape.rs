@@ -115,8 +115,8 @@ impl Shape {
         self.named(name).is_some()
     }
 
-    /// `CLUSTER INFO`; `problems` are this node's.
-    pub(super) fn info(&self, problems: &[String]) -> String {
+    /// `CLUSTER INFO`; `problems` are this node's, `paused` the names of clusters that get no rows for now.
+    pub(super) fn info(&self, problems: &[String], paused: &[&str]) -> String {
         let service = Service::of(&self.topology);
         let Service {
             served,
@@ -158,6 +158,7 @@ impl Shape {
             ("collie_durability", self.topology.durability.name().to_owned()),
             ("collie_partitions", self.topology.partitions.len().to_string()),
             ("collie_splits", splits.to_string()),
+            ("collie_duplications_paused", paused.join(",")),
             ("collie_slots_led", service.led_text()),
         ];
         let fields = fields.iter().map(|(name, value)| format!("{name}:{value}\r\n"));

@@ -14,9 +14,9 @@ use std::time::Duration;
 use collie_db::Value;
 use collie_io::{Clock, RealClock};
 use collie_server::cluster::{
-    Applied, Cluster, DrainedDisk, DuplicationInfo, Endpoint, Evaluation, Figure, Leadership, LeftOnDisk,
-    LogLayout, LogsInfo, NodeInfo, NodeRequest, NodeRole, Partition, PartitionInfo, Reads, Refused, Route,
-    Rows, SLOTS, Settled, Settling, StoredRow, Topology, Walked, slot_of,
+    Applied, Cluster, DrainedDisk, DuplicationInfo, Durability, Endpoint, Evaluation, Figure, Leadership,
+    LeftOnDisk, LogLayout, LogsInfo, NodeInfo, NodeRequest, NodeRole, Partition, PartitionInfo, Reads,
+    Refused, Route, Rows, SLOTS, Settled, Settling, StoredRow, Topology, Walked, slot_of,
 };
 use evaluation::{FakeApplied, FakeEvaluation};
 use tokio::sync::watch;
@@ -502,6 +502,7 @@ impl Cluster for Fake {
             name: "second".to_owned(),
             cluster: "00".repeat(16),
             addresses: vec!["a.host:7001".to_owned(), "192.0.2.1:7002".to_owned()],
+            is_paused: true,
             partitions: 9,
             waiting: 1,
             copying: 2,

@@ -350,6 +350,8 @@ fn the_clusters_that_get_the_rows_are_asked_for_and_listed() {
     for line in [
         "COLLIE.DUPLICATE ADD second a.host:7001 192.0.2.1:7002",
         "collie.duplicate end second",
+        "COLLIE.DUPLICATE PAUSE second",
+        "COLLIE.DUPLICATE RESUME second",
     ] {
         assert_eq!(client.line(line), "+OK\r\n", "{line}");
     }
@@ -361,6 +363,8 @@ fn the_clusters_that_get_the_rows_are_asked_for_and_listed() {
     let [
         NodeRequest::Duplicate { name, addresses },
         end,
+        pause,
+        resume,
         NodeRequest::Receive(from),
     ] = &asked[..]
     else {
@@ -368,11 +372,19 @@ fn the_clusters_that_get_the_rows_are_asked_for_and_listed() {
     };
     assert_eq!((name.as_str(), addresses.len()), ("second", 2));
     assert_eq!(*end, NodeRequest::EndDuplication("second".to_owned()));
+    assert_eq!(*pause, NodeRequest::PauseDuplication("second".to_owned()));
+    assert_eq!(*resume, NodeRequest::ResumeDuplication("second".to_owned()));
+    let info = client.line("CLUSTER INFO");
+    assert!(
+        info.contains("\r\ncollie_duplications_paused:second\r\n"),
+        "{info}"
+    );
     assert_eq!((from[0], from[15]), (0, 0xff));
     let listed = client.line("COLLIE.DUPLICATE LIST");
     for (name, value) in [
         ("name", "$6\r\nsecond"),
         ("addresses", "$26\r\na.host:7001,192.0.2.1:7002"),
+        ("paused", ":1"),
         ("partitions", ":9"),
         ("waiting", ":1"),
         ("copying", ":2"),

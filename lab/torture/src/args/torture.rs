@@ -46,6 +46,10 @@ pub(crate) enum TortureCommand {
     /// save that each full disk allows one new start of its node; fewer than ten acknowledged writes
     /// in a second while one node has a slow or a full disk; a panic.
     ///
+    /// With the fault duplicate there are two clusters, each of which duplicates to the other. It is a violation, too:
+    /// a cluster that two minutes after all lacks something of the other one, by its own word; a key that differs
+    /// between them after that; a key of both whose value is not what was written last.
+    ///
     /// With the faults power, power-all, slow-disk, full and mixed, nodes of Collie are on two disks of
     /// their own each, which forget what was not synced. That needs /dev/fuse and root's rights, or
     /// fusermount3.

@@ -12,9 +12,10 @@ use serde_json::Value;
 
 use crate::common::{fields, json_lines, run, stderr};
 
-const FIELDS: [&str; 21] = [
+const FIELDS: [&str; 22] = [
     "acknowledged",
     "clients",
+    "compared",
     "fault",
     "faults",
     "nodes",

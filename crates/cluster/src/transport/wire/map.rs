@@ -107,6 +107,10 @@ pub enum MapRequest {
     /// What replicas of the node that is asked may have lost is lost: they vote with what they have. The map does not
     /// change.
     AcceptLoss,
+    /// The other one of this name gets nothing for now.
+    PauseDuplication(String),
+    /// It gets again what it lacks.
+    ResumeDuplication(String),
 }
 
 /// A cluster that is to get rows.

@@ -188,6 +188,8 @@ fn requests() -> Vec<(&'static str, Request)> {
     let end_duplication = MapRequest::EndDuplication("second".to_owned());
     let drain_disk = MapRequest::DrainDisk { node: 68, disk: 690 };
     let serve_disk = MapRequest::ServeDisk { node: 70, disk: 710 };
+    let pause_duplication = MapRequest::PauseDuplication("second".to_owned());
+    let resume_duplication = MapRequest::ResumeDuplication("second".to_owned());
     let park = Park {
         vote: vote(57, 58, true),
         last: entry(59, 60, 610),
@@ -232,6 +234,14 @@ fn requests() -> Vec<(&'static str, Request)> {
         (
             "change-map-accept-loss",
             Request::ChangeMap(MapRequest::AcceptLoss),
+        ),
+        (
+            "change-map-pause-duplication",
+            Request::ChangeMap(pause_duplication),
+        ),
+        (
+            "change-map-resume-duplication",
+            Request::ChangeMap(resume_duplication),
         ),
         ("park", Request::Park(park)),
         ("wake", Request::Wake),

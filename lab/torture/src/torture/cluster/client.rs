@@ -36,6 +36,14 @@ pub(crate) enum Attempt {
 /// Commands that are sent together: one, or several in `MULTI` and `EXEC`.
 pub(crate) type Commands = Vec<Vec<Vec<u8>>>;
 
+/// The ports of nodes, and those by which they name each other to clients: of themselves, or of what stands before
+/// them.
+#[derive(Debug, Clone)]
+pub(crate) struct Ports {
+    pub(crate) own: Vec<u16>,
+    pub(crate) named: Vec<u16>,
+}
+
 /// A client, and its connection to look at.
 struct Connection {
     client: Client,
@@ -63,7 +71,7 @@ fn is_silent(peeked: io::Result<usize>) -> bool {
 
 /// Connections to the nodes, and what is known of where keys are.
 pub(crate) struct ClusterClient {
-    ports: Vec<u16>,
+    ports: Ports,
     patience: Duration,
     connections: Vec<Option<Connection>>,
     /// For each object the node that it is known to be on.
@@ -74,11 +82,11 @@ pub(crate) struct ClusterClient {
 
 impl ClusterClient {
     /// For keys of so many objects. `first`: the node that it begins with.
-    pub(crate) fn new(ports: &[u16], objects: usize, first: usize) -> Self {
+    pub(crate) fn new(ports: &Ports, objects: usize, first: usize) -> Self {
         Self {
-            ports: ports.to_owned(),
+            ports: ports.clone(),
             patience: PATIENCE,
-            connections: ports.iter().map(|_| None).collect(),
+            connections: ports.own.iter().map(|_| None).collect(),
             homes: vec![None; objects],
             next: first,
         }
@@ -92,12 +100,12 @@ impl ClusterClient {
 
     /// Sends commands for the keys of an object to where it is thought to be.
     pub(crate) fn attempt(&mut self, object: usize, commands: &Commands) -> Attempt {
-        let node = self.homes[object].unwrap_or(self.next % self.ports.len());
+        let node = self.homes[object].unwrap_or(self.next % self.connections.len());
         let attempt = self.attempt_at(node, commands);
         match &attempt {
             Attempt::Executed(_) => self.homes[object] = Some(node),
             Attempt::NotExecuted(text) => match moved_to(text) {
-                Some(port) => self.homes[object] = self.ports.iter().position(|&own| own == port),
+                Some(port) => self.homes[object] = self.ports.named.iter().position(|&named| named == port),
                 None => self.elsewhere(object, node),
             },
             // It may be dead.
@@ -118,7 +126,7 @@ impl ClusterClient {
         }
         let Connection { client, .. } = match place {
             Some(connection) => connection,
-            None => match Connection::to(self.ports[node], self.patience) {
+            None => match Connection::to(self.ports.own[node], self.patience) {
                 Ok(connection) => place.insert(connection),
                 Err(error) => return Attempt::NotExecuted(error.to_string()),
             },
@@ -221,6 +229,14 @@ mod tests {
         (port, thread)
     }
 
+    fn client(ports: &[u16]) -> ClusterClient {
+        let ports = Ports {
+            own: ports.to_vec(),
+            named: ports.to_vec(),
+        };
+        ClusterClient::new(&ports, 1, 0)
+    }
+
     fn single() -> Commands {
         vec![vec![b"INCR".to_vec(), b"k".to_vec()]]
     }
@@ -251,7 +267,7 @@ mod tests {
         let (there, other) = node(&[b":1\r\n"]);
         let moved: &'static [u8] = format!("-MOVED 7 127.0.0.1:{there}\r\n").into_bytes().leak();
         let (here, one) = node(&[moved]);
-        let mut client = ClusterClient::new(&[here, there], 1, 0);
+        let mut client = client(&[here, there]);
         assert!(matches!(client.attempt(0, &single()), Attempt::NotExecuted(_)));
         assert_eq!(
             client.attempt(0, &single()),
@@ -265,7 +281,7 @@ mod tests {
     fn a_connection_lost_after_sending_leaves_the_outcome_open() {
         // Half a reply, and the end.
         let (port, thread) = node(&[b":"]);
-        let mut client = ClusterClient::new(&[port], 1, 0);
+        let mut client = client(&[port]);
         assert!(matches!(client.attempt(0, &single()), Attempt::Unknown(_)));
         thread.join().unwrap();
         // Nothing listens there any more.
@@ -280,7 +296,7 @@ mod tests {
         let executed = b"+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n:1\r\n:2\r\n";
         let outcome = |answer: &'static [u8]| {
             let (port, thread) = node(&[answer]);
-            let attempt = ClusterClient::new(&[port], 1, 0).attempt(0, &commands);
+            let attempt = client(&[port]).attempt(0, &commands);
             thread.join().unwrap();
             attempt
         };

@@ -55,7 +55,7 @@ pub(crate) fn strike(
         Fault::Layout => move_logs(&target, nodes, rng, around),
         Fault::Split => split(&target, nodes, rng, around),
         Fault::Upgrade => change_version(&target, nodes, rng, around),
-        Fault::None | Fault::Mixed => Ok(()),
+        Fault::Duplicate | Fault::None | Fault::Mixed => Ok(()),
     }
 }
 

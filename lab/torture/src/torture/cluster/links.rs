@@ -80,8 +80,13 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// Listens on each of the ports `before`, of loopback, for what goes to the port `behind` it.
-    pub(crate) fn start(before: &[u16], behind: &[u16], processes: &Arc<Processes>) -> io::Result<Self> {
+    /// Listens on each of the ports `before`, of loopback, for what goes to the port `behind` it. Without
+    /// processes it does not matter who connects: the way is from the node to itself.
+    pub(crate) fn start(
+        before: &[u16],
+        behind: &[u16],
+        processes: Option<&Arc<Processes>>,
+    ) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .max_blocking_threads(FINDERS)
@@ -99,7 +104,7 @@ impl Links {
                     listener,
                     node,
                     behind: (Ipv4Addr::LOCALHOST, behind).into(),
-                    processes: Arc::clone(processes),
+                    processes: processes.cloned(),
                     flows: watched.clone(),
                 })
             });
@@ -141,7 +146,7 @@ struct Proxy {
     listener: BlockingListener,
     node: usize,
     behind: SocketAddr,
-    processes: Arc<Processes>,
+    processes: Option<Arc<Processes>>,
     flows: watch::Receiver<Flows>,
 }
 
@@ -157,12 +162,18 @@ impl Proxy {
                 continue;
             };
             let (node, behind) = (self.node, self.behind);
-            let (processes, flows) = (Arc::clone(&self.processes), self.flows.clone());
+            let (processes, flows) = (self.processes.clone(), self.flows.clone());
             tokio::spawn(async move {
                 // Whose it is takes long to find where there are many sockets: what is carried meanwhile
                 // must not wait for it.
-                let owner = tokio::task::spawn_blocking(move || processes.owner(address));
-                if let Ok(Some(source)) = owner.await {
+                let source = match processes {
+                    None => Some(node),
+                    Some(processes) => {
+                        let owner = tokio::task::spawn_blocking(move || processes.owner(address));
+                        owner.await.unwrap_or_default()
+                    }
+                };
+                if let Some(source) = source {
                     connection(client, behind, (source, node), flows).await;
                 }
             });
@@ -272,7 +283,7 @@ mod tests {
             let processes = Arc::new(Processes::new(2));
             processes.set(0, Some(std::process::id()));
             let port = behind.local_addr().unwrap().port();
-            let links = Links::start(&before, &[1, port], &processes).unwrap();
+            let links = Links::start(&before, &[1, port], Some(&processes)).unwrap();
             Self {
                 links,
                 behind,

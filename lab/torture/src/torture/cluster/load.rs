@@ -11,7 +11,7 @@ use collie_server::cluster::slot_of;
 use collie_sim::Rng;
 use parking_lot::Mutex;
 
-use super::client::{Attempt, ClusterClient, Commands};
+use super::client::{Attempt, ClusterClient, Commands, Ports};
 use super::operation::{Drawn, KEYS, REGISTERS};
 
 /// Objects of a round.
@@ -89,8 +89,21 @@ impl Board {
         self.words.lock().clone()
     }
 
-    fn fresh(&self) -> i64 {
+    pub(crate) fn fresh(&self) -> i64 {
         self.value.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Counts what came of an operation. `words`: what it was, if nothing of the kind may come of it.
+    pub(crate) fn count(&self, attempt: &Attempt, writes: bool, words: impl FnOnce() -> String) {
+        match attempt {
+            Attempt::Executed(_) => {
+                self.acknowledged.fetch_add(1, Ordering::Relaxed);
+                self.writes.fetch_add(u64::from(writes), Ordering::Relaxed);
+            }
+            Attempt::NotExecuted(_) => drop(self.refused.fetch_add(1, Ordering::Relaxed)),
+            Attempt::Unknown(_) => drop(self.unknown.fetch_add(1, Ordering::Relaxed)),
+            Attempt::Unexpected(text) => self.find(format!("{} was answered by {text}", words())),
+        }
     }
 
     fn find(&self, text: String) {
@@ -178,7 +191,7 @@ impl Round {
     }
 
     /// Works as one client until it is to stop.
-    pub(crate) fn work(&self, board: &Board, client: u32, mut rng: Rng, ports: &[u16], stop: &AtomicBool) {
+    pub(crate) fn work(&self, board: &Board, client: u32, mut rng: Rng, ports: &Ports, stop: &AtomicBool) {
         let mut connections = ClusterClient::new(ports, self.objects.len(), client as usize);
         // Relaxed: it orders nothing.
         while !stop.load(Ordering::Relaxed) {
@@ -228,29 +241,24 @@ impl Round {
             steps: drawn.steps.clone(),
             answers: Vec::new(),
         };
+        board.count(&attempt, drawn.writes(), || {
+            let sent = commands.iter().map(|words| words.join(&b' '));
+            let sent: Vec<String> = sent
+                .map(|words| String::from_utf8_lossy(&words).into_owned())
+                .collect();
+            format!("client {client}: {sent:?}")
+        });
         match &attempt {
             Attempt::Executed(replies) => {
-                board.acknowledged.fetch_add(1, Ordering::Relaxed);
-                board
-                    .writes
-                    .fetch_add(u64::from(drawn.writes()), Ordering::Relaxed);
                 operation.returned = Some(returned);
                 operation.answers = drawn.answers(replies.clone()).unwrap_or_default();
             }
             Attempt::NotExecuted(text) => {
-                board.refused.fetch_add(1, Ordering::Relaxed);
                 operation.returned = Some(returned);
                 place.refused.lock().push((operation, text.clone()));
                 return attempt;
             }
-            Attempt::Unknown(_) => drop(board.unknown.fetch_add(1, Ordering::Relaxed)),
-            Attempt::Unexpected(text) => {
-                let sent = commands.iter().map(|words| words.join(&b' '));
-                let sent: Vec<String> = sent
-                    .map(|words| String::from_utf8_lossy(&words).into_owned())
-                    .collect();
-                board.find(format!("client {client}: {sent:?} was answered by {text}"));
-            }
+            Attempt::Unknown(_) | Attempt::Unexpected(_) => {}
         }
         if operation.returned.is_some() || drawn.writes() {
             place.history.lock().push(operation);
@@ -259,7 +267,7 @@ impl Round {
     }
 
     /// Writes large values beside what is checked until it is over, so that disks run full.
-    pub(crate) fn fill(&self, ports: &[u16], over: &AtomicBool) {
+    pub(crate) fn fill(&self, ports: &Ports, over: &AtomicBool) {
         let mut connections = ClusterClient::new(ports, self.objects.len(), 0);
         let value = vec![b'f'; FILLER_BYTES];
         for number in (0..self.objects.len()).cycle() {
@@ -277,7 +285,7 @@ impl Round {
     }
 
     /// Reads all keys when nothing is done to nodes, and notes it.
-    pub(crate) fn read(&self, board: &Board, ports: &[u16]) -> anyhow::Result<()> {
+    pub(crate) fn read(&self, board: &Board, ports: &Ports) -> anyhow::Result<()> {
         let clock = RealClock;
         let mut connections = ClusterClient::new(ports, self.objects.len(), 0);
         for (number, object) in self.objects.iter().enumerate() {
@@ -357,7 +365,7 @@ impl Round {
 /// where none does within `patience` or before `stop`.
 pub(crate) fn until_a_write(
     key: &[u8],
-    ports: &[u16],
+    ports: &Ports,
     patience: Duration,
     stop: &AtomicBool,
 ) -> Option<Duration> {

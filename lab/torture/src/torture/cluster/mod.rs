@@ -9,14 +9,17 @@
 mod client;
 mod disk_faults;
 mod disks;
+mod duplicate;
 mod faults;
 mod links;
 mod load;
 mod nodes;
 mod notes;
 mod operation;
+mod pair;
 mod plan;
 mod report;
+mod shared;
 mod sockets;
 mod target;
 mod upgrades;
@@ -38,15 +41,10 @@ use faults::{kill_all, strike};
 use load::{Board, Round};
 use nodes::{Nodes, wait};
 use notes::Notes;
-use plan::Plan;
+use plan::{FAULTS_MAX, Plan, ROUND};
 pub(crate) use plan::{Fault, Product, Reads};
 use report::Report;
 use target::Surroundings;
-
-/// Faults of a round, at most.
-const FAULTS_MAX: u64 = 3;
-/// How long the operations of a round may take besides its faults.
-const ROUND: Duration = Duration::from_secs(180);
 
 pub(crate) fn run(args: &ClusterArgs, seed: u64) -> anyhow::Result<Outcome> {
     let plan = Plan {
@@ -65,31 +63,20 @@ pub(crate) fn run(args: &ClusterArgs, seed: u64) -> anyhow::Result<Outcome> {
     let (board, mut report) = (Board::default(), Report::default());
     let bar = figures::progress("cluster", plan.rounds);
     let began = RealClock.monotonic();
-    let mut rng = Rng::new(seed);
-    let mut nodes = Nodes::start(&plan, temporary.path(), &mut rng)
-        .inspect_err(|_| note(format_args!("replay: {}", plan.replay())))?;
-    let mut history = History {
-        plan: &plan,
-        dir: temporary.path(),
-        rng,
-        board: &board,
-        rounds: Vec::new(),
-    };
-    let ran = history.run(&mut nodes, &mut report, |report| {
+    let (rng, dir) = (Rng::new(seed), temporary.path());
+    let done = |report: &Report| {
         bar.set_position(report.rounds);
         bar.set_message(format!("{} acknowledged", grouped(board.acknowledged())));
-    });
+    };
+    let ran = match plan.fault {
+        Fault::Duplicate => duplicate::run(&plan, dir, rng, &board, &mut report, done),
+        _ => alone(&plan, dir, rng, &board, &mut report, done)
+            .inspect_err(|_| note(format_args!("replay: {}", plan.replay())))?,
+    };
     bar.finish_and_clear();
     report.took(Duration::from_nanos(RealClock.monotonic().saturating_sub(began)));
     report.wrong(ran.err().map(|error| format!("{error:#}")));
-    report.wrong(nodes.panics()?);
     report.unexpected(&board);
-    report.strangers = nodes.processes.strangers();
-    report.restarts = nodes.restarts;
-    if !report.holds() {
-        nodes.keep(temporary.path())?;
-    }
-    drop(nodes);
     if report.holds() {
         temporary.close()?;
     } else {
@@ -106,6 +93,33 @@ pub(crate) fn run(args: &ClusterArgs, seed: u64) -> anyhow::Result<Outcome> {
     } else {
         Outcome::Bad
     })
+}
+
+/// Runs one cluster. The outer error: it cannot begin, or not be looked at afterwards.
+fn alone(
+    plan: &Plan,
+    dir: &Path,
+    mut rng: Rng,
+    board: &Board,
+    report: &mut Report,
+    done: impl FnMut(&Report),
+) -> anyhow::Result<anyhow::Result<()>> {
+    let mut nodes = Nodes::start(plan, dir, &mut rng)?;
+    let mut history = History {
+        plan,
+        dir,
+        rng,
+        board,
+        rounds: Vec::new(),
+    };
+    let ran = history.run(&mut nodes, report, done);
+    report.wrong(nodes.panics()?);
+    report.strangers = nodes.processes.strangers();
+    report.restarts = nodes.restarts;
+    if ran.is_err() || board.unexpected() > 0 || !report.holds() {
+        nodes.keep(dir)?;
+    }
+    Ok(ran)
 }
 
 /// The rounds of a run.

@@ -14,9 +14,10 @@ use collie_sim::{Effects, Rng};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::client::Ports;
 use super::disks::Disks;
 use super::links::Links;
-use super::plan::{Plan, Product, Reads};
+use super::plan::{Fault, Plan, Product, Reads};
 use super::sockets::Processes;
 use crate::args::LEASHED;
 use crate::client;
@@ -37,6 +38,8 @@ const STATE: &str = "cluster_state:ok";
 const PANICKED: &str = "panicked at";
 /// How it says that a replica needs the node to be started again, as one of which a disk was full.
 const NEEDS_A_START: &str = "is opened no more";
+/// The least that a node takes: targets of duplication are soon away for longer.
+const LOG_LIMIT: &str = "64mb";
 /// Lines of what a node said that are shown.
 const LINES_MAX: usize = 20;
 
@@ -51,6 +54,8 @@ pub(crate) struct Nodes {
     nodes: Vec<Node>,
     pub(crate) processes: Arc<Processes>,
     pub(crate) links: Links,
+    /// What stands before the ports that nodes name to clients, those of another cluster, if anything does.
+    pub(crate) entries: Option<Links>,
     /// Where they have disks of their own.
     disks: Option<Disks>,
     /// Times that an excused node needed a start.
@@ -60,8 +65,9 @@ pub(crate) struct Nodes {
 struct Node {
     dir: PathBuf,
     log: PathBuf,
-    /// Its port for clients; for nodes; and the proxy before that.
+    /// Its port for clients, and the one that it names to them; for nodes; and the proxy before that.
     client: u16,
+    named: u16,
     peer: u16,
     proxy: u16,
     /// Whether it is of the version before.
@@ -106,16 +112,25 @@ impl Nodes {
         };
         let (clients, peers, proxies) = (ports::free(count)?, ports::free(count)?, ports::free(count)?);
         let processes = Arc::new(Processes::new(count));
-        let links = Links::start(&proxies, &peers, &processes).context("cannot make the links")?;
+        let links = Links::start(&proxies, &peers, Some(&processes)).context("cannot make the links")?;
+        let (named, entries) = match plan.fault {
+            Fault::Duplicate => {
+                let named = ports::free(count)?;
+                let entries = Links::start(&named, &clients, None).context("cannot make the links")?;
+                (named, Some(entries))
+            }
+            _ => (clients.clone(), None),
+        };
         let disks = plan.needs_disks()?.then(|| Disks::mount(dir, count, rng));
         let disks = disks
             .transpose()
             .with_context(|| format!("--fault {}", plan.fault.name()))?;
-        let nodes = clients.iter().zip(&peers).zip(&proxies).enumerate();
-        let nodes = nodes.map(|(number, ((&client, &peer), &proxy))| Node {
+        let nodes = clients.iter().zip(named).zip(&peers).zip(&proxies).enumerate();
+        let nodes = nodes.map(|(number, (((&client, named), &peer), &proxy))| Node {
             dir: dir.join(format!("node{number}")),
             log: dir.join(format!("node{number}.log")),
             client,
+            named,
             peer,
             proxy,
             is_older: plan.before.is_some(),
@@ -131,6 +146,7 @@ impl Nodes {
             nodes: nodes.collect(),
             processes,
             links,
+            entries,
             disks,
             restarts: 0,
         };
@@ -152,8 +168,11 @@ impl Nodes {
     }
 
     /// The ports for clients.
-    pub(crate) fn ports(&self) -> Vec<u16> {
-        self.nodes.iter().map(|node| node.client).collect()
+    pub(crate) fn ports(&self) -> Ports {
+        Ports {
+            own: self.nodes.iter().map(|node| node.client).collect(),
+            named: self.nodes.iter().map(|node| node.named).collect(),
+        }
     }
 
     /// The program of a node and its arguments: the only place that knows them.
@@ -161,6 +180,7 @@ impl Nodes {
         let Node {
             dir,
             client,
+            named,
             peer,
             proxy,
             ..
@@ -191,6 +211,10 @@ impl Nodes {
         // The version before does not know it.
         if self.product == Product::Collie && before.is_none() {
             words.extend(["--reads", self.reads.name()].map(OsString::from));
+        }
+        if self.entries.is_some() {
+            let named = format!("--advertise-client 127.0.0.1:{named} --log-limit {LOG_LIMIT}");
+            words.extend(named.split(' ').map(OsString::from));
         }
         let on_disks = self.disks.iter().flat_map(|disks| disks.paths(node));
         let on_disks: Vec<PathBuf> = on_disks.collect();
@@ -248,21 +272,21 @@ impl Nodes {
         Ok(())
     }
 
-    fn order(&self, node: usize, words: &[&str]) -> anyhow::Result<()> {
+    pub(crate) fn order(&self, node: usize, words: &[&str]) -> anyhow::Result<()> {
         let reply = self.ask(node, words).and_then(Reply::good);
         reply
             .map(drop)
             .with_context(|| format!("{words:?} at node {node}"))
     }
 
-    fn ask(&self, node: usize, words: &[&str]) -> io::Result<Reply> {
+    pub(crate) fn ask(&self, node: usize, words: &[&str]) -> io::Result<Reply> {
         let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
         client::connect_for(self.nodes[node].client, ANSWER)?.call(&words)
     }
 
     /// Has the cluster change a node, through any node that says it is done.
     pub(crate) fn change(&mut self, node: usize, what: &str, how: &[&str]) -> anyhow::Result<()> {
-        let address = format!("127.0.0.1:{}", self.nodes[node].client);
+        let address = format!("127.0.0.1:{}", self.nodes[node].named);
         let mut said = String::new();
         let done = wait(READY, || {
             self.look_for_ends()?;
@@ -402,7 +426,7 @@ impl Nodes {
             _ => None,
         })?;
         let port = slots.iter().find_map(|range| port_of(range, slot))?;
-        self.nodes.iter().position(|node| i64::from(node.client) == port)
+        self.nodes.iter().position(|node| i64::from(node.named) == port)
     }
 
     /// Kills a node with SIGKILL.

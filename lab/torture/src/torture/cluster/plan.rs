@@ -1,8 +1,14 @@
 //! What is to be tortured, and how.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::ensure;
+
+/// Faults of a round, at most.
+pub(crate) const FAULTS_MAX: u64 = 3;
+/// How long the operations of a round may take besides its faults.
+pub(crate) const ROUND: Duration = Duration::from_secs(180);
 
 /// What is done to nodes while clients work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -34,7 +40,10 @@ pub(crate) enum Fault {
     /// Nodes go from the version before to this one, and back; half way through the rounds all stay with this
     /// one.
     Upgrade,
-    /// All of these but upgrades.
+    /// Two clusters, each of which duplicates its rows to the other one: nodes of either are killed and held, and
+    /// what goes from one to the other is cut, paused, or kept away until all rows have to be copied.
+    Duplicate,
+    /// All of these but upgrades and duplication.
     Mixed,
 }
 
@@ -55,6 +64,7 @@ impl Fault {
             Self::Layout => "layout",
             Self::Split => "split",
             Self::Upgrade => "upgrade",
+            Self::Duplicate => "duplicate",
             Self::Mixed => "mixed",
         }
     }
@@ -138,10 +148,11 @@ impl Plan {
             Fault::Layout,
             Fault::Split,
             Fault::Upgrade,
+            Fault::Duplicate,
         ];
         let is_in = |kind: &Fault| match self.fault {
             Fault::Mixed if *kind == Fault::Move => self.replicas() < self.nodes,
-            Fault::Mixed if *kind == Fault::Upgrade => false,
+            Fault::Mixed if matches!(kind, Fault::Upgrade | Fault::Duplicate) => false,
             Fault::Mixed if matches!(kind, Fault::Layout | Fault::Split) => self.product == Product::Collie,
             Fault::Mixed => self.product == Product::Collie || !kind.needs_disks(),
             fault => *kind == fault,
@@ -170,6 +181,10 @@ impl Plan {
         ensure!(
             (self.fault == Fault::Upgrade) == self.before.is_some(),
             "--fault upgrade is from the version before: name its program by --before, and for no other fault"
+        );
+        ensure!(
+            self.fault != Fault::Duplicate || self.product == Product::Collie,
+            "only clusters of collie are duplicated: --fault duplicate is for --system collie"
         );
         let needed = self.kinds().into_iter().any(Fault::needs_disks);
         ensure!(

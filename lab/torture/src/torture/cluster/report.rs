@@ -35,6 +35,8 @@ pub(crate) struct Report {
     /// While one node was slow or full.
     windows: BTreeMap<&'static str, Vec<Window>>,
     effects: Effects,
+    /// Keys that were found the same in two clusters, each time.
+    pub(crate) compared: u64,
     /// Connections between nodes of which it is not known whose they are.
     pub(crate) strangers: u64,
     /// Starts that nodes needed of which a disk had been full.
@@ -86,6 +88,7 @@ struct Line<'a> {
     not_linearizable: u64,
     undecided: u64,
     wrong: u64,
+    compared: u64,
     strangers: u64,
     restarts: u64,
     faults: &'a BTreeMap<&'static str, u64>,
@@ -219,6 +222,7 @@ impl Report {
                 not_linearizable: self.not_linearizable,
                 undecided: self.undecided,
                 wrong: self.wrong,
+                compared: self.compared,
                 strangers: self.strangers,
                 restarts: self.restarts,
                 faults: &self.faults,
@@ -257,6 +261,12 @@ impl Report {
             self.seconds,
             plan.seed
         ))?;
+        if self.compared > 0 {
+            results.line(format_args!(
+                "{} keys compared between two clusters",
+                grouped(self.compared)
+            ))?;
+        }
         if self.strangers > 0 {
             results.line(format_args!(
                 "{} connections between nodes were closed, as it was not found whose they are",

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use collie_sim::Rng;
 
+use super::client::Ports;
 use super::load::{Board, Object, Round, until_a_write};
 use super::nodes::Nodes;
 use super::notes::Notes;
@@ -58,7 +59,7 @@ pub(crate) struct Surroundings<'scope, 'env> {
 
 impl Surroundings<'_, '_> {
     /// Measures how long no write succeeds, if the fault hits the leader.
-    pub(crate) fn watch(&self, name: &'static str, target: &Target, ports: Vec<u16>) {
+    pub(crate) fn watch(&self, name: &'static str, target: &Target, ports: Ports) {
         if target.leader != Some(target.victim) {
             return;
         }

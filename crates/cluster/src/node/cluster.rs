@@ -31,7 +31,7 @@ use crate::node::follower::follow;
 use crate::node::joining::{Gate, begin};
 use crate::node::layout_requests;
 use crate::node::leaders::{retire, take_over, watch_nodes};
-use crate::node::losses;
+use crate::node::loss_requests;
 use crate::node::map_requests::ask;
 use crate::node::members::keep_members;
 use crate::node::options::{Begin, ClusterOptions, LossOptions, NoteLossRecord};
@@ -485,7 +485,7 @@ impl Cluster for Routes {
             NodeRequest::EndDuplication(name) => MapRequest::EndDuplication(name),
             NodeRequest::Receive(from) => MapRequest::Receive(from),
             NodeRequest::AcceptLoss { without } => {
-                return Box::pin(async move { losses::accept(&inner, &without).await });
+                return Box::pin(async move { loss_requests::accept(&inner, &without).await });
             }
             NodeRequest::PauseDuplication(name) => MapRequest::PauseDuplication(name),
             NodeRequest::ResumeDuplication(name) => MapRequest::ResumeDuplication(name),

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use collie_server::cluster::Durability;
 use parking_lot::Mutex;
 
 use crate::identity::LossRecord;
@@ -12,10 +11,8 @@ use crate::ids::ReplicaId;
 use crate::map::MAP_GROUP;
 use crate::node::error::NodeError;
 use crate::node::options::{LossOptions, NoteLossRecord};
-use crate::node::shared::ClusterInner;
-use crate::raft::{LEVEL_OF_LOSSES, Losses, NoteLosses};
+use crate::raft::{Losses, NoteLosses};
 use crate::raftlog::{EntryDurability, NodeStore, NoteLostRing};
-use crate::transport::wire::MapRequest;
 
 /// What a node has stored of entries that it may have lost, while it opens its logs and afterwards.
 pub(super) struct LossStore {
@@ -101,65 +98,5 @@ impl LossStore {
             noted.map_err(|error| error.to_string())
         });
         Ok(Losses::new(replicas, Some(note)))
-    }
-}
-
-/// Has the replicas of all nodes vote that may have lost entries, with what they have.
-///
-/// # Errors
-/// What an operator is to do.
-pub(super) async fn accept(inner: &ClusterInner, without: &BTreeSet<u64>) -> Result<(), String> {
-    let map = inner.map().ok_or("this node has no map yet: ask again")?;
-    if map.cluster.level < LEVEL_OF_LOSSES {
-        return Err("entries of this cluster wait for the disk: nothing is lost".to_owned());
-    }
-    if let Some(node) = without.iter().find(|node| !map.nodes.contains_key(node)) {
-        return Err(format!("the cluster has no node {node}"));
-    }
-    let silent: Vec<_> = {
-        let states = inner.peers().states();
-        let states = states.borrow();
-        let silent = map.nodes.keys().filter(|node| !inner.is_alive(&states, **node));
-        silent
-            .filter(|node| !without.contains(node))
-            .map(u64::to_string)
-            .collect()
-    };
-    if !silent.is_empty() {
-        let silent = silent.join(", ");
-        return Err(format!(
-            "node {silent} does not answer, and may have what others have lost: start it; or, where it does not come back, \
-             give up what it alone has by --without {silent}"
-        ));
-    }
-    for node in map.nodes.values().filter(|node| !without.contains(&node.number)) {
-        let answer = match node.number == inner.number() {
-            true => {
-                answer(inner);
-                Ok(())
-            }
-            false => inner
-                .ask_node(node, MapRequest::AcceptLoss)
-                .await
-                .map_err(|error| format!("node {} ({error}): ask again", node.number))?,
-        };
-        answer.map_err(|problem| format!("node {}: {problem}", node.number))?;
-    }
-    Ok(())
-}
-
-/// Accepts what the replicas of this node have lost. Those that have a leader get from it what they lack all the same.
-pub(super) fn answer(inner: &ClusterInner) {
-    let losses = inner.node.losses();
-    losses.accept(&losses.open());
-}
-
-impl ClusterInner {
-    /// What entries of this node wait for.
-    pub(super) fn durability(&self) -> Durability {
-        match self.options.store.shared.entries {
-            EntryDurability::Disk => Durability::Disk,
-            EntryDurability::Process => Durability::Process,
-        }
     }
 }

@@ -3,7 +3,7 @@
 use crate::map::{self, MAP_GROUP, Map, Moved, NodeRole};
 use crate::node::changing::{change, decided};
 use crate::node::shared::{ClusterInner, changed};
-use crate::node::{layout_requests, levels, losses};
+use crate::node::{layout_requests, levels, loss_requests};
 use crate::raft::Replica;
 use crate::transport::Call;
 use crate::transport::wire::{MapRequest, Request};
@@ -47,7 +47,7 @@ pub(super) async fn answer(inner: &ClusterInner, request: MapRequest) -> Result<
     match request {
         MapRequest::Speaks(_) | MapRequest::Note(_) => return levels::answer(inner, &request).await,
         MapRequest::AcceptLoss => {
-            losses::answer(inner);
+            loss_requests::answer(inner);
             return Ok(());
         }
         MapRequest::Layout { of, layout } => return layout_requests::answer(inner, of, layout).await,

@@ -18,6 +18,7 @@ mod layout_requests;
 mod layouts;
 mod leaders;
 mod levels;
+mod loss_requests;
 mod losses;
 mod map_requests;
 mod members;

@@ -6,11 +6,9 @@ use std::sync::Arc;
 use collie_log::{LogError, Lsn, Span};
 
 use crate::ids::{EntryId, GroupId, LeaderId, ReplicaId, Vote};
-use crate::map::MAP_GROUP;
 use crate::raftlog::error::StoreError;
 use crate::raftlog::frames::{ENTRIES_HEAD, ENTRY_HEAD, Entries, Payloads, PayloadsBuf, StreamFrame};
 use crate::raftlog::index::Run;
-use crate::raftlog::options::EntryDurability;
 use crate::raftlog::patience::Patience;
 use crate::raftlog::shared::{Home, NodeLogInner, Residence};
 use crate::raftlog::state::{Holding, Live, Presence, StreamState};
@@ -236,16 +234,7 @@ impl ReplicaLog {
         match last {
             // What of them was appended before it moved here is on the device.
             Some((residence, span)) => {
-                let entries = match residence.replica.identity.group {
-                    MAP_GROUP => EntryDurability::Disk,
-                    _ => residence.log.options.entries,
-                };
-                match entries {
-                    EntryDurability::Process if residence.log.survives_process(span.end) => done(Ok(())),
-                    EntryDurability::Process | EntryDurability::Disk => {
-                        residence.log.when_durable(span.end, Box::new(done));
-                    }
-                }
+                residence.when_it_counts(span.end, Box::new(done));
                 residence.replica.trim_cache(residence.log.cache_cut());
             }
             None => done(Ok(())),

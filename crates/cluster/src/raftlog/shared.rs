@@ -11,11 +11,12 @@ use futures_util::FutureExt;
 use parking_lot::Mutex;
 
 use crate::ids::{GroupId, ReplicaId};
+use crate::map::MAP_GROUP;
 use crate::raftlog::completion::{Completion, Done};
 use crate::raftlog::error::StoreError;
 use crate::raftlog::frames::{Directory, Listed, NODE_STREAM, STREAMS, State, StreamFrame, Tombstone};
 use crate::raftlog::limit::{Alarms, Cuts, Limit, used};
-use crate::raftlog::options::NodeLogOptions;
+use crate::raftlog::options::{EntryDurability, NodeLogOptions};
 use crate::raftlog::recovery::{QUARANTINED, Quarantined, Recovered, Recovery};
 use crate::raftlog::state::{Presence, ReplicaStream, StreamIdentity, StreamState};
 
@@ -69,6 +70,16 @@ impl Residence {
     /// As [`Residence::wait_async`], and blocks.
     pub(super) fn wait(&self, end: Lsn) -> Result<(), StoreError> {
         self.unless_gone(self.log.log.wait(end, Level::Disk))
+    }
+
+    /// Calls `done` when entries up to `end` are what the node acknowledges.
+    pub(super) fn when_it_counts(&self, end: Lsn, done: Done) {
+        let counts_in_ring =
+            self.log.options.entries == EntryDurability::Process && self.replica.identity.group != MAP_GROUP;
+        match counts_in_ring && self.log.survives_process(end) {
+            true => done(Ok(())),
+            false => self.log.when_durable(end, done),
+        }
     }
 
     fn unless_gone<T>(&self, waited: Result<T, LogError>) -> Result<(), StoreError> {

@@ -2,7 +2,8 @@
 //! machines and connections are those that ship. Clients at each node run commands through the seam
 //! that a server uses, while nodes lose power, links are cut and disks fail, by a schedule that is
 //! drawn from a seed. Then everything heals: within a bounded time each group must take writes and all
-//! replicas must agree, and what the clients saw of each object must fit one order.
+//! replicas must agree, and what the clients saw of each object must fit one order. (madsim would need a patch of every
+//! dependency.)
 //!
 //! `COLLIE_SEED` is the first seed, `COLLIE_RUNS` how many there are, and `COLLIE_TRACE=1` prints what
 //! happened; `COLLIE_READS` is `index` or `lease`, and `COLLIE_DURABILITY` `disk` or `process`, for all seeds. With `RUSTFLAGS="--cfg tokio_unstable"`, as `scripts/simulation` has it, a seed replays

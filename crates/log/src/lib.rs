@@ -77,7 +77,9 @@ pub use {
     lockfree::Lsn,
     lockfree::limit::Room,
     log::Log,
-    options::{Compression, FIRST_LSN, Level, LogOptions, OnLostRing, RecoveryMode, RingMode, WritePath},
+    options::{
+        Compression, FIRST_LSN, Level, LogOptions, NoteRing, OnLostRing, RecoveryMode, RingMode, WritePath,
+    },
     read::follow,
     read::reader::Reader,
     read::tail::{NextFrame, Tail},

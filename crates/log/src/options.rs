@@ -208,7 +208,10 @@ pub struct LogOptions {
 /// ring of this one, and nothing that is missing: so what is to be remembered must be stored when this returns. An
 /// error of it ends the opening, as [`LogError::Io`].
 #[derive(Clone)]
-pub struct OnLostRing(pub Arc<dyn Fn(&RingOutcome) -> io::Result<()> + Send + Sync>);
+pub struct OnLostRing(pub Arc<NoteRing>);
+
+/// Stores what became of a ring, or says why it cannot.
+pub type NoteRing = dyn Fn(&RingOutcome) -> io::Result<()> + Send + Sync;
 
 impl fmt::Debug for OnLostRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

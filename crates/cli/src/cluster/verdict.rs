@@ -303,6 +303,14 @@ mod tests {
         assert_eq!(verdict([at("5", "index"), silent(), silent()]).leases(), None);
     }
 
+    #[test]
+    fn nodes_whose_entries_are_in_memory_are_named() {
+        let of = |entries| says(&[("collie_durability", entries)]);
+        let shown = verdict([of("process"), of("disk"), silent()]).entries_in_memory();
+        assert_eq!(shown.as_deref(), Some("writes do not wait for the disks of 1"));
+        assert_eq!(verdict([of("disk"), of(""), silent()]).entries_in_memory(), None);
+    }
+
     /// An upgrade of which the first node has got another layout too. Node by node goes on where all is well.
     #[test]
     fn logs_that_wait_for_a_level_are_said_to_and_no_problem() {

@@ -285,6 +285,8 @@ fn nodes_are_listed_and_what_is_asked_of_them_is_handed_on() {
         "collie.node layout 2 PRIVATE disk 1",
         "COLLIE.NODE LAYOUT 2 shared PARTITION 7",
         "COLLIE.NODE split 12000",
+        "COLLIE.NODE ACCEPT-LOSS",
+        "collie.node accept-loss without 3 4",
     ] {
         assert_eq!(client.line(line), "+OK\r\n", "{line}");
     }
@@ -302,12 +304,17 @@ fn nodes_are_listed_and_what_is_asked_of_them_is_handed_on() {
         layout(2, LogsOf::Disk(1), LogLayout::Private),
         layout(2, LogsOf::Partition(7), LogLayout::Shared),
         NodeRequest::Split(12_000),
+        NodeRequest::AcceptLoss { without: [].into() },
+        NodeRequest::AcceptLoss {
+            without: [3, 4].into(),
+        },
     ];
     let info = client.line("CLUSTER INFO");
     assert!(
         info.contains(
             "\r\ncollie_level:1\r\ncollie_newest_level:2\r\ncollie_layout:private\r\ncollie_logs_to_move:3\r\n\
-             collie_drained_disks:0=map 1=4 2=absent\r\ncollie_reads:lease\r\ncollie_partitions:1\r\ncollie_splits:1\r\n"
+             collie_drained_disks:0=map 1=4 2=absent\r\ncollie_reads:lease\r\n\
+             collie_durability:process\r\ncollie_partitions:1\r\ncollie_splits:1\r\n"
         ),
         "{info}"
     );
@@ -320,6 +327,8 @@ fn nodes_are_listed_and_what_is_asked_of_them_is_handed_on() {
         ("COLLIE.NODE REMOVE 1 DISK 1", "-ERR wrong number of arguments"),
         ("COLLIE.NODE SERVE 1 TAPE 1", "-ERR syntax error"),
         ("COLLIE.NODE DRAIN 1 DISK x", "-ERR a disk is named by its number"),
+        ("COLLIE.NODE ACCEPT-LOSS WITHOUT", "-ERR syntax error"),
+        ("COLLIE.NODE ACCEPT-LOSS 3", "-ERR syntax error"),
         ("COLLIE.NODE REPLACE 1", "-ERR wrong number of arguments"),
         ("COLLIE.NODE STOP 1", "-ERR unknown subcommand 'STOP'"),
         (

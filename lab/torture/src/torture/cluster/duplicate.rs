@@ -201,14 +201,14 @@ impl Torture<'_> {
                 _ => self.pause(cluster, notes)?,
             }
         }
-        if number.is_multiple_of(BEYOND_EACH) {
-            self.beyond_the_log(notes)?;
+        match number.is_multiple_of(BEYOND_EACH) {
+            true => self.beyond_the_log(notes)?,
+            false => self.cut_both(notes),
         }
         self.wait_for_operations(first + self.plan.operations)
     }
 
-    /// Nothing goes from this cluster to the other one for a while, or it is slow; every other time both ways, so that
-    /// older values meet keys that were removed meanwhile.
+    /// Nothing goes from this cluster to the other one for a while, or it is slow; every other time both ways.
     fn cut(&mut self, from: usize, notes: &Notes) {
         let (name, flow) = match self.rng.below(4) {
             0 => ("stalled way to the other", Flow::Stalls),
@@ -222,6 +222,14 @@ impl Torture<'_> {
         for from in self.one_or_both(from) {
             self.pair.set_way(from, flow);
         }
+        std::thread::sleep(pause(HELD_MS, &mut self.rng));
+        (0..2).for_each(|from| self.pair.set_way(from, Flow::Passes));
+    }
+
+    /// Nothing goes either way: older values of one meet keys that the other has removed meanwhile.
+    fn cut_both(&mut self, notes: &Notes) {
+        notes.struck("cut both ways");
+        (0..2).for_each(|from| self.pair.set_way(from, Flow::Loses));
         std::thread::sleep(pause(HELD_MS, &mut self.rng));
         (0..2).for_each(|from| self.pair.set_way(from, Flow::Passes));
     }

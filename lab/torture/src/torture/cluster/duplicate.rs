@@ -201,13 +201,14 @@ impl Torture<'_> {
                 _ => self.pause(cluster, notes)?,
             }
         }
-        if number.is_multiple_of(BEYOND_EACH) {
-            self.beyond_the_log(notes)?;
+        match number.is_multiple_of(BEYOND_EACH) {
+            true => self.beyond_the_log(notes)?,
+            false => self.cut_both(notes),
         }
         self.wait_for_operations(first + self.plan.operations)
     }
 
-    /// Nothing goes from this cluster to the other one for a while, or it is slow; now and then both ways.
+    /// Nothing goes from this cluster to the other one for a while, or it is slow; every other time both ways.
     fn cut(&mut self, from: usize, notes: &Notes) {
         let (name, flow) = match self.rng.below(4) {
             0 => ("stalled way to the other", Flow::Stalls),
@@ -217,20 +218,38 @@ impl Torture<'_> {
             ),
             _ => ("cut way to the other", Flow::Loses),
         };
-        let both = self.rng.one_in(3);
         notes.struck(name);
-        for from in [from, 1 - from].into_iter().take(1 + usize::from(both)) {
+        for from in self.one_or_both(from) {
             self.pair.set_way(from, flow);
         }
         std::thread::sleep(pause(HELD_MS, &mut self.rng));
         (0..2).for_each(|from| self.pair.set_way(from, Flow::Passes));
     }
 
+    /// Nothing goes either way: older values of one meet keys that the other has removed meanwhile.
+    fn cut_both(&mut self, notes: &Notes) {
+        notes.struck("cut both ways");
+        (0..2).for_each(|from| self.pair.set_way(from, Flow::Loses));
+        std::thread::sleep(pause(HELD_MS, &mut self.rng));
+        (0..2).for_each(|from| self.pair.set_way(from, Flow::Passes));
+    }
+
     fn pause(&mut self, cluster: usize, notes: &Notes) -> anyhow::Result<()> {
         notes.struck("pause by command");
-        self.pair.pause(cluster, true)?;
+        let paused = self.one_or_both(cluster);
+        paused
+            .iter()
+            .try_for_each(|cluster| self.pair.pause(*cluster, true))?;
         std::thread::sleep(pause(HELD_MS, &mut self.rng));
-        self.pair.pause(cluster, false)
+        paused
+            .iter()
+            .try_for_each(|cluster| self.pair.pause(*cluster, false))
+    }
+
+    /// This cluster; every other time the other one as well.
+    fn one_or_both(&mut self, cluster: usize) -> Vec<usize> {
+        let count = 1 + usize::from(self.rng.coin());
+        [cluster, 1 - cluster].into_iter().take(count).collect()
     }
 
     /// A target is away, or paused, while more is written than the log may have: it gets all rows again.

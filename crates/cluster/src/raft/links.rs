@@ -12,7 +12,6 @@ use crate::raft::leases::Leases;
 use crate::raft::options::GroupTimes;
 use crate::raft::transfers::{TransferTurn, Transfers};
 use crate::raft::types::Groups;
-use crate::raftlog::ReplicaLog;
 use crate::transport::wire::{NodeId, Refusal, Request, Response};
 use crate::transport::{Call, PeerError, Peers};
 
@@ -27,7 +26,8 @@ pub(super) struct ReplicaLinks {
     pub(super) peers: Arc<Peers>,
     pub(super) group: GroupId,
     pub(super) replica: ReplicaId,
-    pub(super) log: ReplicaLog,
+    /// The index up to which entries are purged here. It keeps no log open.
+    pub(super) purged: Arc<dyn Fn() -> Option<u64> + Send + Sync>,
     pub(super) times: GroupTimes,
     pub(super) followers: Arc<Followers>,
     pub(super) leases: Arc<Leases>,

@@ -70,14 +70,7 @@ impl RaftNetworkFactory<Groups> for ReplicaLinks {
 impl ReplicaLink {
     async fn send_append(&self, rpc: AppendEntriesRequest<Groups>) -> Result<Sent, Failed> {
         let next = rpc.prev_log_id.as_ref().map_or(0, |prev| prev.index + 1);
-        if rpc.entries.is_empty()
-            && self
-                .links
-                .log
-                .bounds()
-                .purged
-                .is_some_and(|purged| next <= purged.index)
-        {
+        if rpc.entries.is_empty() && (self.links.purged)().is_some_and(|purged| next <= purged) {
             // Raft then looks anew, and sends tables.
             return Err(NetworkError::from_string("the entries that it lacks are purged").into());
         }

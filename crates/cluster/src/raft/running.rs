@@ -104,7 +104,7 @@ impl Running {
             peers: Arc::clone(&options.peers),
             group,
             replica,
-            log: log.clone(),
+            purged: Arc::new(log.purged_later()),
             times: options.times.clone(),
             followers: Arc::clone(&followers),
             leases: Arc::clone(&leases),

@@ -101,6 +101,11 @@ impl ReplicaLog {
         }
     }
 
+    /// Asks for the last purged entry later, without keeping the log open.
+    pub(crate) fn purged_later(&self) -> impl Fn() -> Option<u64> + use<> {
+        Home::purged(&self.home)
+    }
+
     /// The last entry that is known to be committed, of those that are here.
     #[must_use]
     pub fn committed(&self) -> Option<EntryId> {
@@ -193,10 +198,9 @@ impl ReplicaLog {
         Ok(())
     }
 
-    /// Appends entries, each behind the one before. They can be read when this returns, and `done`
-    /// is called once they are on the device, by the task that runs
-    /// [`NodeLog::run`](crate::NodeLog::run); with [`EntryDurability::Process`] as soon as they survive the process. If this fails, `done` is dropped, and some of the
-    /// entries may have been appended.
+    /// Appends entries, each behind the one before. They can be read when this returns, and `done` is called once they
+    /// are on the device, by the task that runs [`NodeLog::run`](crate::NodeLog::run), or survive the process, if that
+    /// is what they wait for. If this fails, `done` is dropped, and some of the entries may have been appended.
     ///
     /// # Errors
     /// [`StoreError::Order`], [`StoreError::Removed`], and the log's.

@@ -108,6 +108,16 @@ impl Home {
         self.0.load_full()
     }
 
+    /// Answers what is purged, as long as others have the log.
+    pub(super) fn purged(this: &Arc<Self>) -> impl Fn() -> Option<u64> + use<> {
+        let this = Arc::downgrade(this);
+        move || {
+            let residence = this.upgrade()?.residence();
+            let live = residence.replica.live.lock();
+            live.state.purged.map(|purged| purged.index)
+        }
+    }
+
     pub(super) fn set(&self, residence: Arc<Residence>) {
         self.0.store(residence);
     }

@@ -101,7 +101,7 @@ impl ReplicaLog {
         }
     }
 
-    /// Asks for the last purged entry later, without keeping the log open.
+    /// The last purged entry, asked for later: it keeps no log open.
     pub(crate) fn purged_later(&self) -> impl Fn() -> Option<u64> + use<> {
         Home::purged(&self.home)
     }
@@ -487,8 +487,7 @@ impl ReplicaLog {
         self.read_up_to(range, u64::MAX)
     }
 
-    /// As [`ReplicaLog::read`], but only the first ones, whose frames have about `bytes` bytes; at
-    /// least one, if there is one.
+    /// As [`ReplicaLog::read`], but only the first ones: of about `bytes` bytes, and at least one, if there is one.
     ///
     /// # Errors
     /// As [`ReplicaLog::read`].

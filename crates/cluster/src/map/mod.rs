@@ -30,7 +30,7 @@ pub use disks::{disks_from, set_disk};
 pub use duplications::{
     duplicate, duplication_from, end_duplication, pause_duplication, receive, resume_duplication,
 };
-pub use moves::{Moved, Nodes, Stuck, leave, moved, plan, set_role, stuck, unchanged};
+pub use moves::{Moved, Nodes, Stuck, known_node, leave, moved, plan, set_role, stuck, unchanged};
 pub use records::{
     ClusterRecord, LEVEL, LEVEL_OF_DISKS, LEVEL_OF_DUPLICATION, LEVEL_OF_MOVES, LEVEL_OF_SPLITS, MapError,
     MapMember, NodeRecord, NodeRole, PartitionRecord, SplitRecord,

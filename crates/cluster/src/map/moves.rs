@@ -517,7 +517,11 @@ pub fn set_role(map: &Map, number: NodeId, role: NodeRole) -> Result<Option<Chan
     Ok(Some(changes))
 }
 
-pub(super) fn known_node(map: &Map, number: NodeId) -> Result<&NodeRecord, String> {
+/// A node of the map.
+///
+/// # Errors
+/// There is none of this number: which there are.
+pub fn known_node(map: &Map, number: NodeId) -> Result<&NodeRecord, String> {
     map.nodes.get(&number).ok_or_else(|| {
         let known: Vec<_> = map.nodes.keys().map(ToString::to_string).collect();
         format!(

@@ -4,6 +4,7 @@ use crate::blocking::blocking;
 use crate::identity::LayoutRecord;
 use crate::ids::ReplicaId;
 use crate::layouts::{Layout, Layouts};
+use crate::map::known_node;
 use crate::node::layouts::{Homes, LEVEL_OF_LAYOUTS};
 use crate::node::shared::ClusterInner;
 use crate::transport::PeerError;
@@ -19,13 +20,7 @@ pub(super) async fn ask(inner: &ClusterInner, node: NodeId, request: MapRequest)
              finalize` once all nodes run this version to stay"
         ));
     }
-    let Some(record) = map.nodes.get(&node) else {
-        let nodes: Vec<_> = map.nodes.keys().map(NodeId::to_string).collect();
-        return Err(format!(
-            "the cluster has no node {node}; it has nodes {}",
-            nodes.join(", ")
-        ));
-    };
+    let record = known_node(&map, node)?;
     let answer = match (node == inner.number(), &request) {
         (true, MapRequest::Layout { of, layout }) => answer(inner, *of, *layout).await,
         _ => {

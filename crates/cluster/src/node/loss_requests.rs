@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use collie_server::cluster::Durability;
 
+use crate::map::known_node;
 use crate::node::shared::ClusterInner;
 use crate::raft::LEVEL_OF_LOSSES;
 use crate::raftlog::EntryDurability;
@@ -18,8 +19,8 @@ pub(super) async fn accept(inner: &ClusterInner, without: &BTreeSet<u64>) -> Res
     if map.cluster.level < LEVEL_OF_LOSSES {
         return Err("entries of this cluster wait for the disk: nothing is lost".to_owned());
     }
-    if let Some(node) = without.iter().find(|node| !map.nodes.contains_key(node)) {
-        return Err(format!("the cluster has no node {node}"));
+    for node in without {
+        known_node(&map, *node)?;
     }
     let silent: Vec<_> = {
         let states = inner.peers().states();

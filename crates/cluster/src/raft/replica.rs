@@ -241,6 +241,11 @@ impl Replica {
             let text = "it does not stand for election at the moment".to_owned();
             return reply.send(Response::Refusal(Refusal::failed(text)));
         }
+        let asks_for_vote = matches!(incoming.request, Request::Vote(_) | Request::PreVote(_));
+        if (asks_for_vote || is_to_lead) && self.options.losses.is_open(self.id) {
+            let text = "it may have lost entries that it had acknowledged, and has not caught up".to_owned();
+            return reply.send(Response::Refusal(Refusal::failed(text)));
+        }
         match self.running() {
             Ok(running) => running.handle(incoming, reply),
             Err(error) => reply.send(Response::Refusal(Refusal::failed(error.to_string()))),

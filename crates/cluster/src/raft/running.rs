@@ -25,7 +25,6 @@ use crate::raft::error::{CommandError, ReplicaError};
 use crate::raft::followers::Followers;
 use crate::raft::leases::{LEVEL_OF_LEASES, Leases, Promises};
 use crate::raft::links::ReplicaLinks;
-use crate::raft::losses::Losses;
 use crate::raft::machine::{Raft, Served, open_machine};
 use crate::raft::options::{ReplicaOptions, config};
 use crate::raft::parking::Parking;
@@ -59,7 +58,6 @@ pub(super) struct Running {
     pub(super) heard: Arc<Heard>,
     pub(super) parking: Arc<Parking>,
     pub(super) promises: Arc<Promises>,
-    pub(super) losses: Arc<Losses>,
     beat: Beat,
     pub(super) elections: Arc<Elections>,
     pub(super) stop: watch::Sender<bool>,
@@ -115,8 +113,7 @@ impl Running {
             replica,
             problem: error.to_string(),
         };
-        let losses = Arc::clone(&options.losses);
-        let stands = losses.may_stand(replica);
+        let stands = options.losses.may_stand(replica);
         let config = config(&options.times, stands)
             .validate()
             .map_err(|error| raft_failed(&error))?;
@@ -165,7 +162,7 @@ impl Running {
                 raft: raft.clone(),
                 log: log.clone(),
                 links: links.clone(),
-                losses: Arc::clone(&losses),
+                losses: Arc::clone(&options.losses),
             }));
         }
         all.spawn(tasks::drop_hidden(
@@ -195,7 +192,6 @@ impl Running {
             heard,
             parking,
             promises,
-            losses,
             beat: options.beat,
             elections: Arc::clone(elections),
             stop,
@@ -392,15 +388,6 @@ impl Running {
             return;
         }
         let asks_for_vote = matches!(incoming.request, Request::Vote(_) | Request::PreVote(_));
-        let is_to_lead = match &incoming.request {
-            Request::Transfer(transfer) => transfer.to == self.links.replica,
-            Request::MayLead => true,
-            _ => false,
-        };
-        if (asks_for_vote || is_to_lead) && self.losses.is_open(self.links.replica) {
-            let text = "it may have lost entries that it had acknowledged, and has not caught up";
-            return reply.send(Response::Refusal(Refusal::failed(text)));
-        }
         if asks_for_vote && self.promises.is_silent() {
             return self.vote_later(incoming, reply);
         }

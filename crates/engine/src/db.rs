@@ -162,7 +162,9 @@ impl Db {
     /// # Errors
     /// [`Error::FamilyDropped`], [`Error::FamilyName`] for the default family,
     /// [`Error::ForeignFamily`], [`Error::Poisoned`] and [`Error::Background`] once the store takes no
-    /// more writes, and the errors of writing the manifest.
+    /// more writes, and the errors of writing the manifest. [`Error::StorageFull`] where the device is
+    /// full and a flush or a merge has the reserve's room: the family is still there, and can be dropped
+    /// when that has ended.
     pub fn drop_family(&self, family: &Family) -> Result<()> {
         let store = self.store();
         let _used = store.use_directory()?;

@@ -126,6 +126,8 @@ pub struct ServerConfig {
     /// ([`Options::ring_bytes`](collie_db::Options)): a value has to fit into half of it, with room
     /// for its key and for the key's entry in the expiry index.
     pub ring_bytes: usize,
+    /// The longest value, in bytes, where something else than the ring bounds it, as in a cluster.
+    pub longest_value: Option<usize>,
     /// Most bytes of unsent replies of one connection; 0 means that only the limit on all
     /// connections applies. Replies are sent in pieces as the client reads them, so that only a
     /// single huge reply comes near.
@@ -178,6 +180,7 @@ impl fmt::Debug for ServerConfig {
             .field("tcp_keepalive_s", &self.tcp_keepalive_s)
             .field("limits", &self.limits)
             .field("ring_bytes", &self.ring_bytes)
+            .field("longest_value", &self.longest_value)
             .field("output_bytes_max", &self.output_bytes_max)
             .field("in_flight_bytes_max", &self.in_flight_bytes_max)
             .field("shutdown_grace", &self.shutdown_grace)
@@ -208,6 +211,7 @@ impl Default for ServerConfig {
             tcp_keepalive_s: 300,
             limits: Limits::default(),
             ring_bytes: collie_db::Options::default().ring_bytes,
+            longest_value: None,
             output_bytes_max: 1024 * 1024 * 1024,
             in_flight_bytes_max: 2 * 1024 * 1024 * 1024,
             shutdown_grace: Duration::from_secs(10),
@@ -236,10 +240,11 @@ pub trait Verbosity: fmt::Debug + Send + Sync {
 }
 
 impl ServerConfig {
-    /// The longest value that the ring takes, in bytes: what `proto-max-bulk-len` can be at most.
+    /// The longest value that there may be, in bytes: what `proto-max-bulk-len` can be at most.
     #[must_use]
     pub fn value_len_max(&self) -> usize {
-        value_len_max(self.ring_bytes)
+        self.longest_value
+            .unwrap_or_else(|| value_len_max(self.ring_bytes))
     }
 
     /// Checks for settings that contradict each other, or open the server to the network unasked.
@@ -343,7 +348,7 @@ pub(crate) struct Settings {
 
 impl Settings {
     pub(crate) fn new(config: &ServerConfig) -> Settings {
-        let value_len_max = value_len_max(config.ring_bytes);
+        let value_len_max = config.value_len_max();
         let seconds = |span: Duration| span.as_secs() + u64::from(span.subsec_nanos() > 0);
         Settings {
             ack: AtomicU8::new(config.ack as u8),

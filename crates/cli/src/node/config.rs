@@ -14,8 +14,10 @@ use crate::args::{
 };
 use crate::serve::{Bytes, Config, Diagnostics, Limits, Listening, Number, Settings, Store};
 
-/// The server's limits follow from a ring of this size: the effects of a command are below 8 MiB.
+/// The limits on what the server works on at once follow from a ring of this size: an entry has less than 8 MiB.
 pub(super) const COMMAND_BYTES: usize = 16 << 20;
+/// The longest value, as Redis has it: a log takes a quarter of its limit from a command.
+const LONGEST_VALUE: usize = 512 << 20;
 
 /// All settings of `collie node`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -233,7 +235,7 @@ impl Settings for NodeConfig {
         // It logs each of its steps. Its errors are returned, and logged by this program.
         diagnostics.log_level.quieten("openraft");
         Ok(Config {
-            store: Store::elsewhere(dir.clone(), COMMAND_BYTES),
+            store: Store::elsewhere(dir.clone(), COMMAND_BYTES, LONGEST_VALUE),
             server: self.server.at_one(listen),
             limits: self.limits.clone(),
             diagnostics,
@@ -401,7 +403,10 @@ mod tests {
         let plain = of("").server();
         assert!(plain.plain && plain.tls.is_none());
         assert_eq!(plain.ring_bytes, COMMAND_BYTES);
-        assert_eq!(plain.limits.bulk_len_max, plain.value_len_max());
+        assert_eq!(
+            (plain.limits.bulk_len_max, plain.value_len_max()),
+            (LONGEST_VALUE, LONGEST_VALUE)
+        );
         let secured = of("--tls-cert-file /c.pem --tls-key-file /c.key --tls-ca-cert-file /ca.pem").server();
         assert!(!secured.plain);
         assert_eq!(secured.tls.unwrap().listen, "127.0.0.1:7".parse().unwrap());

@@ -182,6 +182,7 @@ impl<S: Settings> Effective<S> {
             authentication_timeout: Duration::from_secs(limits.authentication_timeout.0.unsigned_abs()),
             tcp_keepalive_s: u32::try_from(limits.tcp_keepalive.0).unwrap_or(0),
             ring_bytes: self.ring_bytes,
+            longest_value: self.config.store.longest_value,
             output_bytes_max: limits.client_output_buffer_limit.size(),
             in_flight_bytes_max: limits.maxmemory_clients.size(),
             shutdown_grace: Duration::from_secs(server.shutdown_grace.0.unsigned_abs()),

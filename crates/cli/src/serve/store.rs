@@ -35,6 +35,9 @@ pub(crate) struct Store {
     pub(super) ring: Ring,
     pub(super) ring_dir: PathBuf,
     pub(super) ring_bytes: Option<RingBytes>,
+    /// The longest value, where it is not the ring that bounds it.
+    #[serde(skip)]
+    pub(super) longest_value: Option<usize>,
     pub(super) cache_bytes: Bytes<0, { i64::MAX }>,
     pub(super) pad_to_block: bool,
     pub(super) max_total_wal_size: Bytes<0, { i64::MAX }>,
@@ -50,6 +53,7 @@ impl Default for Store {
             ring: Ring::Shared,
             ring_dir: PathBuf::from("/dev/shm"),
             ring_bytes: None,
+            longest_value: None,
             cache_bytes: Bytes(i64::try_from(options.cache_bytes).unwrap_or(i64::MAX)),
             pad_to_block: options.pad_to_block,
             max_total_wal_size: Bytes(0),
@@ -76,12 +80,14 @@ impl<'de> Deserialize<'de> for RingBytes {
 }
 
 impl Store {
-    /// What a server has to know of stores that others open: their directory, and the size of their private rings.
-    pub(crate) fn elsewhere(dir: PathBuf, ring_bytes: usize) -> Self {
+    /// What a server has to know of stores that others open: their directory, the size of their private rings, and the
+    /// longest value that they take.
+    pub(crate) fn elsewhere(dir: PathBuf, ring_bytes: usize, longest_value: usize) -> Self {
         Self {
             dir: Some(dir),
             ring: Ring::Private,
             ring_bytes: Some(RingBytes(Bytes(signed(ring_bytes)))),
+            longest_value: Some(longest_value),
             ..Self::default()
         }
     }

@@ -119,11 +119,16 @@ pub type Effects<R, V> = BTreeMap<R, Option<V>>;
 #[derive(Debug)]
 pub(super) struct Overlay<R, V> {
     rows: HashMap<R, (Option<V>, u32)>,
+    /// Those of entries that do not name them themselves, as they came in parts.
+    of_parts: BTreeMap<u32, Vec<R>>,
 }
 
 impl<R: Hash + Eq + Clone, V: Clone> Overlay<R, V> {
     pub(super) fn new() -> Self {
-        Self { rows: HashMap::new() }
+        Self {
+            rows: HashMap::new(),
+            of_parts: BTreeMap::new(),
+        }
     }
 
     pub(super) fn get(&self, row: &R) -> Option<(Option<V>, u32)> {
@@ -135,20 +140,31 @@ impl<R: Hash + Eq + Clone, V: Clone> Overlay<R, V> {
         self.rows.extend(written);
     }
 
+    /// Notes the rows of an entry that does not name them.
+    pub(super) fn note_rows(&mut self, n: u32, rows: Vec<R>) {
+        self.of_parts.insert(n, rows);
+    }
+
     /// The table shows what these proposals wrote: their rows go, but for those that a later one has
     /// written since.
     pub(super) fn applied<'a>(&mut self, which: RangeInclusive<u32>, rows: impl Iterator<Item = &'a R>)
     where
         R: 'a,
     {
-        for row in rows {
-            if self
-                .rows
-                .get(row)
-                .is_some_and(|(_, writer)| which.contains(writer))
-            {
-                self.rows.remove(row);
+        while let Some((n, rows)) = self.of_parts.pop_first() {
+            if n > *which.end() {
+                self.of_parts.insert(n, rows);
+                break;
             }
+            rows.iter().for_each(|row| self.remove(row, &which));
+        }
+        rows.for_each(|row| self.remove(row, &which));
+    }
+
+    fn remove(&mut self, row: &R, which: &RangeInclusive<u32>) {
+        let writer = self.rows.get(row).map(|(_, writer)| writer);
+        if writer.is_some_and(|writer| which.contains(writer)) {
+            self.rows.remove(row);
         }
     }
 }

@@ -278,6 +278,32 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
         Ok(Evaluated::Submitted(ticket))
     }
 
+    /// As [`finish`](Self::finish), of effects that one entry has no room for: first an entry for each of `parts`, then
+    /// that with `last`, which has them take place. Nothing comes between them, and that one is taken only behind all
+    /// of them.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish); nothing was submitted.
+    pub fn finish_in_parts(
+        &self,
+        evaluation: &Attempt,
+        effects: Effects<R, V>,
+        (parts, last): (Vec<P>, P),
+        stamp_ms: u64,
+    ) -> Result<Evaluated, NotSubmitted> {
+        let mut state = self.state.lock();
+        state.make_numbers(evaluation, parts.len(), self.pending_max)?;
+        for part in parts {
+            state.submit(evaluation, Effects::new(), part, stamp_ms, usize::MAX)?;
+        }
+        let rows = effects.keys().cloned().collect();
+        let ticket = state.submit(evaluation, effects, last, stamp_ms, usize::MAX)?;
+        if let Phase::Open(_, overlay) = &mut state.phase {
+            overlay.note_rows(ticket.n, rows);
+        }
+        Ok(Evaluated::Submitted(ticket))
+    }
+
     /// Submits an entry with which its run ends: whatever becomes of it, nothing that was evaluated before it is
     /// submitted behind it. Commands begin again when all entries of the run are decided.
     ///
@@ -405,6 +431,32 @@ impl<R: Hash + Eq + Clone, V: Clone, P> LeadingState<R, V, P> {
         match &self.phase {
             Phase::Open(progress, _) if progress.id == evaluation.run => Ok(progress.id),
             _ => Err(Stale),
+        }
+    }
+
+    /// Sees to it that so many entries can be submitted, and one more.
+    fn make_numbers(
+        &mut self,
+        evaluation: &Attempt,
+        more: usize,
+        pending_max: usize,
+    ) -> Result<(), NotSubmitted> {
+        self.run_of(evaluation)?;
+        let Phase::Open(progress, _) = &self.phase else {
+            return Err(Stale.into());
+        };
+        if progress.unresolved.len() >= pending_max {
+            return Err(NotSubmitted::Full);
+        }
+        let has_numbers = (u32::MAX - progress.submitted) as usize > more;
+        match has_numbers {
+            true => Ok(()),
+            // The next run has.
+            false => {
+                self.phase.end();
+                self.phase.go_on();
+                Err(Stale.into())
+            }
         }
     }
 

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
     use crate::ids::LeaderId;
     use crate::proposals::Outcome;
-    use crate::raft::commands::{Row, RowChanges, StoredValue};
+    use crate::raft::commands::{Admitted, Row, RowChanges, StoredValue};
     use crate::raft::leases::Leases;
     use crate::replica_store::effects::{Effect, decode};
     use tokio::sync::{mpsc, watch};
@@ -152,9 +152,12 @@ mod tests {
             rows: [(row, Some(StoredValue::from(&*value)))].into(),
             keys: None,
         };
-        let effects = changes.encode().unwrap();
+        let admitted = Admitted {
+            last: changes.encode().unwrap(),
+            ..Admitted::default()
+        };
         let evaluation = commands.leading.begin().unwrap();
-        let submitted = commands.finish(evaluation, changes, (effects, None), 5).unwrap();
+        let submitted = commands.finish(evaluation, changes, admitted, 5).unwrap();
         let crate::proposals::Evaluated::Submitted(ticket) = submitted.evaluated else {
             panic!("it has effects");
         };

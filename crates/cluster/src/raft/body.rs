@@ -76,8 +76,7 @@ pub(super) fn removes_only(bytes: &[u8]) -> bool {
     match bytes.split_first() {
         Some((&EFFECTS, effects)) => {
             let effects = effects.get(HEADER..).map(effects::decode);
-            let is_put = |effect: &Effect<'_>| matches!(effect, Effect::Put { .. });
-            matches!(effects, Some(Ok(effects)) if !effects.iter().any(is_put))
+            matches!(effects, Some(Ok(effects)) if !effects.iter().any(Effect::adds))
         }
         _ => true,
     }

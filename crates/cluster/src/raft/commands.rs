@@ -20,6 +20,8 @@ use crate::raftlog::Reserved;
 use crate::replica_store::effects::{Effect, EffectsBuf, decode};
 use crate::replica_store::{ApplyOutcome, FieldError, data_key};
 
+/// What the effect on a row has beside its key and value, in bytes.
+const BESIDE_ROW: usize = 1 + 2 + 4 + 4;
 /// Bytes of effects without an outcome, of one replica; the overlay has about as many again. One entry
 /// is always let in.
 const PENDING_BYTES: usize = 64 << 20;
@@ -85,6 +87,20 @@ pub(super) struct Submission {
     pub(super) room: Option<Reserved>,
 }
 
+impl Submission {
+    fn new(effects: EffectsBuf, room: Option<Reserved>) -> (Self, oneshot::Receiver<Outcome>) {
+        let bytes = effects.bytes().len();
+        let (sender, outcome) = oneshot::channel();
+        let waiter = Waiter { bytes, sender };
+        let submission = Self {
+            effects,
+            waiter,
+            room,
+        };
+        (submission, outcome)
+    }
+}
+
 /// Who waits for a proposal.
 pub(super) struct Waiter {
     /// The bytes of its effects.
@@ -99,6 +115,16 @@ pub(super) struct Submitted {
     pub(super) outcome: oneshot::Receiver<Outcome>,
 }
 
+/// The changes of a command as entries have them.
+#[derive(Default)]
+pub(super) struct Admitted {
+    /// The parts, where the last entry has no room for all.
+    pub(super) parts: Vec<EffectsBuf>,
+    pub(super) last: EffectsBuf,
+    /// Room that is reserved in the log.
+    pub(super) room: Option<Reserved>,
+}
+
 /// What a command changes.
 #[derive(Debug, Default)]
 pub(super) struct RowChanges {
@@ -109,6 +135,13 @@ pub(super) struct RowChanges {
 }
 
 impl Row {
+    /// The row that an effect writes or removes.
+    pub(super) fn of(effect: &Effect<'_>) -> Option<Self> {
+        let (slot, key) = effect.row()?;
+        let key = key.to_vec();
+        Some(Self { slot, key })
+    }
+
     /// Where it is in the table.
     pub(super) fn table_key(&self) -> Vec<u8> {
         data_key(self.slot, &self.key)
@@ -155,27 +188,30 @@ impl Commands {
         &self,
         evaluation: Attempt,
         changes: RowChanges,
-        (effects, room): (EffectsBuf, Option<Reserved>),
+        admitted: Admitted,
         stamp_ms: u64,
     ) -> Result<Submitted, NotSubmitted> {
         // Several threads may pass at once: by an entry each, this is exceeded.
         if !changes.rows.is_empty() && !self.has_room() {
             return Err(NotSubmitted::Full);
         }
-        let bytes = effects.bytes().len();
-        let (sender, outcome) = oneshot::channel();
-        let waiter = Waiter { bytes, sender };
-        let submission = Submission {
-            effects,
-            waiter,
-            room,
-        };
-        // Before the entry can have an outcome. Relaxed, here and below: the lock of `leading` orders
+        let Admitted { parts, last, room } = admitted;
+        let (last, outcome) = Submission::new(last, room);
+        // Nothing waits for what becomes of a part: nothing of the command takes place without the last one.
+        let parts: Vec<_> = parts
+            .into_iter()
+            .map(|part| Submission::new(part, None).0)
+            .collect();
+        let bytes = last.waiter.bytes + parts.iter().map(|part| part.waiter.bytes).sum::<usize>();
+        // Before an entry can have an outcome. Relaxed, here and below: the lock of `leading` orders
         // what must be.
         self.pending_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let evaluated = self
-            .leading
-            .finish(evaluation, changes.rows, submission, stamp_ms);
+        let evaluated = match parts.is_empty() {
+            true => self.leading.finish(evaluation, changes.rows, last, stamp_ms),
+            false => self
+                .leading
+                .finish_in_parts(&evaluation, changes.rows, (parts, last), stamp_ms),
+        };
         match &evaluated {
             Ok(Evaluated::Submitted(_)) => self.submitted.notify_one(),
             // No entry: it has no outcome.
@@ -193,12 +229,7 @@ impl Commands {
         stamp_ms: u64,
     ) -> Result<Submitted, NotSubmitted> {
         let bytes = effects.bytes().len();
-        let (sender, outcome) = oneshot::channel();
-        let submission = Submission {
-            effects,
-            waiter: Waiter { bytes, sender },
-            room: None,
-        };
+        let (submission, outcome) = Submission::new(effects, None);
         // Before it can have an outcome. Relaxed: as in `finish`.
         self.pending_bytes.fetch_add(bytes, Ordering::Relaxed);
         let evaluated = self.leading.finish_run(evaluation, submission, stamp_ms);
@@ -415,31 +446,39 @@ pub(crate) fn count(watched: &watch::Sender<u64>) {
 }
 
 fn rows(effects: &[u8]) -> Result<Vec<Row>, FieldError> {
-    let row = |effect| match effect {
-        Effect::Put { slot, key, .. } | Effect::Delete { slot, key } => Some(Row {
-            slot,
-            key: key.to_vec(),
-        }),
-        Effect::Count { .. } | Effect::Split(_) | Effect::Stamps(_) => None,
-    };
-    Ok(decode(effects)?.into_iter().filter_map(row).collect())
+    let effects = decode(effects)?;
+    Ok(effects.iter().filter_map(Row::of).collect())
 }
 
 impl RowChanges {
+    /// About how many bytes of effects they are.
+    pub(super) fn bytes(&self) -> u64 {
+        let row = |(row, value): (&Row, &Option<StoredValue>)| {
+            BESIDE_ROW + row.key.len() + value.as_ref().map_or(0, |value| value.len())
+        };
+        self.rows.iter().map(|of| row(of) as u64).sum()
+    }
+
     /// As an entry has them.
     pub(super) fn encode(&self) -> Result<EffectsBuf, FieldError> {
         let mut encoded = EffectsBuf::default();
-        for (Row { slot, key }, value) in &self.rows {
-            let slot = *slot;
-            encoded.push(match value {
-                Some(value) => Effect::Put { slot, key, value },
-                None => Effect::Delete { slot, key },
-            })?;
-        }
-        if let Some((slot, delta)) = self.keys {
-            encoded.push(Effect::Count { slot, delta })?;
+        for effect in self.effects() {
+            encoded.push(effect)?;
         }
         Ok(encoded)
+    }
+
+    pub(super) fn effects(&self) -> impl Iterator<Item = Effect<'_>> {
+        let rows = self.rows.iter().map(|(Row { slot, key }, value)| match value {
+            Some(value) => Effect::Put {
+                slot: *slot,
+                key,
+                value,
+            },
+            None => Effect::Delete { slot: *slot, key },
+        });
+        let count = self.keys.map(|(slot, delta)| Effect::Count { slot, delta });
+        rows.chain(count)
     }
 }
 

@@ -64,7 +64,29 @@ pub enum CommandError {
     /// The table cannot be read.
     #[error(transparent)]
     Table(#[from] collie_db::Error),
-    /// Its effects are too large.
+    /// It changes more than an entry has room for, and older nodes know no others.
+    #[error(
+        "ERR the changes of this command have {bytes} bytes, and at feature level {level} have {limit} at most: run          `collie cluster finalize` once all nodes run this version"
+    )]
+    NotInParts {
+        /// The bytes of its changes.
+        bytes: u64,
+        /// The cluster's feature level.
+        level: u32,
+        /// So many there may be.
+        limit: u64,
+    },
+    /// It changes more than a log takes at once.
+    #[error(
+        "ERR the changes of this command have {bytes} bytes; {limit} are taken here: a quarter of the limit of the log of          their partition (--log-limit), and 513 MiB"
+    )]
+    TooLarge {
+        /// The bytes of its changes.
+        bytes: u64,
+        /// So many there may be.
+        limit: u64,
+    },
+    /// Its effects are too many, or no effects.
     #[error("the effects of a command: {0}")]
     Effects(#[from] FieldError),
     /// The group cannot be split so.

@@ -22,7 +22,6 @@ use crate::raft::members::AppliedRows;
 use crate::raft::replica::Replica;
 use crate::raft::running::Running;
 use crate::raftlog::StoreError;
-use crate::replica_store::effects::MAX_BYTES;
 use crate::replica_store::{DataPart, DataRow, GroupSlots, data_key};
 
 /// The replica of a partition. It keeps the replica from being dropped, and not from being closed.
@@ -185,6 +184,9 @@ impl Partition for ReplicaPartition {
     }
 }
 
+/// What becomes of large changes is waited for longer, by so many bytes a millisecond.
+const BYTES_PER_MS: u64 = 4 << 10;
+
 /// A command under way. Dropped, it changes nothing.
 pub(super) struct Command {
     running: Arc<Running>,
@@ -338,7 +340,8 @@ impl Evaluation for Command {
             keys: (keys != 0).then_some((slot, keys)),
         };
         let running = Arc::clone(&self.running);
-        let deadline = Instant::now() + self.within;
+        let of_bytes = Duration::from_millis(changes.bytes() / BYTES_PER_MS);
+        let deadline = Instant::now() + self.within + of_bytes;
         match self.submit(changes) {
             Ok(submitted) => Ok(settling(&running, submitted, deadline, submits)),
             Err(error) => Err(refused(&running, error)),
@@ -404,11 +407,10 @@ pub(super) fn text_of(error: CommandError) -> Refused {
             Refused::Locked
         }
         // Their texts have the code: BUSY.
-        CommandError::Log(_) | CommandError::MostFull => Refused::Text(error.to_string()),
-        CommandError::Effects(error) => Refused::Text(format!(
-            "ERR the changes of this command do not fit into one entry of the log, which has at most {MAX_BYTES} \
-             bytes of them ({error})"
-        )),
+        CommandError::Log(_)
+        | CommandError::MostFull
+        | CommandError::NotInParts { .. }
+        | CommandError::TooLarge { .. } => Refused::Text(error.to_string()),
         error => Refused::Text(format!("ERR {error}")),
     }
 }

@@ -19,7 +19,7 @@ use crate::beat::Beat;
 use crate::blocking::blocking;
 use crate::proposals::{Attempt, Stale};
 use crate::raft::batching::BESIDE_EFFECTS;
-use crate::raft::commands::{Commands, RowChanges, count as changed};
+use crate::raft::commands::{Admitted, Commands, RowChanges, count as changed};
 use crate::raft::elections::{Elections, Quorum, elected};
 use crate::raft::error::{CommandError, ReplicaError};
 use crate::raft::followers::Followers;
@@ -34,14 +34,21 @@ use crate::raft::tasks;
 use crate::raft::tasks::purge;
 use crate::raft::ticks::{Heard, Ticking, tick};
 use crate::raft::types::{ReplicaState, from_leader, from_log_id};
-use crate::raftlog::{Holding, Purpose, Reserved};
+use crate::raftlog::{Holding, Purpose};
 use crate::replica_store::Machine;
-use crate::replica_store::effects::EffectsBuf;
+use crate::replica_store::effects::{MAX_BYTES, MAX_IN_PARTS, in_parts};
 use crate::transport::wire::{Append, HandOver, Refusal, Request, Response, Room, TransferLeader};
 use crate::transport::{Incoming, Reply};
 
 /// That tables were refused is shown for so long: they are offered again within that time.
 const SHOWN: Duration = Duration::from_secs(10);
+
+/// From this level on a command may change more than one entry has room for.
+const LEVEL_OF_PARTS: u32 = 5;
+/// A command changes at most this part of what its log may have: nothing of it is let go before all has come.
+const OF_LOG_LIMIT: u64 = 4;
+/// What an entry has beside its effects on rows.
+const BESIDE_CHANGES: u64 = 32;
 
 /// A replica that runs.
 pub(super) struct Running {
@@ -287,12 +294,15 @@ impl Running {
 
     /// Encodes what a command changes, if it changes anything and that may be proposed now; and the room
     /// that is reserved for it until it has an outcome.
-    pub(super) fn admit(&self, changes: &RowChanges) -> Result<(EffectsBuf, Option<Reserved>), CommandError> {
+    pub(super) fn admit(&self, changes: &RowChanges) -> Result<Admitted, CommandError> {
         if changes.rows.is_empty() {
             return Ok(<_>::default());
         }
         let log = self.machine.log();
-        let removes = changes.rows.values().all(Option::is_none);
+        let largest = log.largest_entry().saturating_sub(BESIDE_EFFECTS);
+        let is_in_parts = changes.bytes() + BESIDE_CHANGES > MAX_BYTES.min(largest) as u64;
+        // Parts are kept in tables until the last one has come, of removals too.
+        let removes = !is_in_parts && changes.rows.values().all(Option::is_none);
         match removes {
             true => log.admit_removal()?,
             false => log.admit()?,
@@ -304,14 +314,41 @@ impl Running {
         if are_full {
             return Err(CommandError::MostFull);
         }
-        // Too large an entry is refused while that can still be said.
+        // What is too large is refused while that can still be said.
+        if is_in_parts {
+            return self.in_parts(changes, largest);
+        }
         let effects = changes.encode()?;
         let bytes = effects.bytes().len() + BESIDE_EFFECTS;
         log.check_size(bytes)?;
         let room = removes
             .then(|| log.reserve(bytes as u64, Purpose::Remove))
             .transpose()?;
-        Ok((effects, room))
+        Ok(Admitted {
+            last: effects,
+            room,
+            ..Admitted::default()
+        })
+    }
+
+    fn in_parts(&self, changes: &RowChanges, largest: usize) -> Result<Admitted, CommandError> {
+        let (bytes, level) = (changes.bytes(), self.links.peers.level());
+        if level < LEVEL_OF_PARTS {
+            let limit = MAX_BYTES.min(largest) as u64;
+            return Err(CommandError::NotInParts { bytes, level, limit });
+        }
+        let of_log = self.machine.log().limit() / OF_LOG_LIMIT;
+        let limit = of_log.min(MAX_IN_PARTS as u64);
+        if bytes > limit {
+            return Err(CommandError::TooLarge { bytes, limit });
+        }
+        let mut parts = in_parts(changes.effects(), largest)?;
+        let last = parts.pop().unwrap_or_default();
+        Ok(Admitted {
+            parts,
+            last,
+            room: None,
+        })
     }
 
     /// Whether so many replicas have no room for entries that none can be committed.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use tokio::sync::watch;
 
-use crate::proposals::{Answer, Header};
+use crate::proposals::{Answer, Header, Ticket};
 use crate::raft::body;
 use crate::raft::commands::Row;
 use crate::raft::error::{CommandError, ReplicaError};
@@ -30,6 +30,48 @@ pub enum ChangedRows {
     },
 }
 
+/// Parts of effects as they come in entries.
+#[derive(Default)]
+struct Parts {
+    /// The first entry of those of which the last has not come.
+    first: Option<u64>,
+    /// Of the last one.
+    ticket: Option<Ticket>,
+    bytes: Vec<u8>,
+}
+
+impl Parts {
+    /// Takes the next entry. Returns all parts, where it has them take place.
+    fn take(&mut self, index: u64, ticket: Ticket, effects: &[Effect<'_>]) -> Option<Vec<u8>> {
+        let follows = self
+            .ticket
+            .is_some_and(|last| last.run == ticket.run && last.n + 1 == ticket.n);
+        let before = std::mem::take(self);
+        let is_begun = follows && before.first.is_some();
+        match *effects {
+            [Effect::Part { number: 0, bytes }] => {
+                *self = Self {
+                    first: Some(index),
+                    ticket: Some(ticket),
+                    bytes: bytes.to_vec(),
+                };
+                None
+            }
+            [Effect::Part { bytes, .. }] if is_begun => {
+                *self = before;
+                self.ticket = Some(ticket);
+                self.bytes.extend_from_slice(bytes);
+                None
+            }
+            [Effect::Parts { bytes, .. }] if is_begun && before.bytes.len() as u64 == bytes => {
+                Some(before.bytes)
+            }
+            // Of a run that ended in between: they did not take place.
+            _ => None,
+        }
+    }
+}
+
 impl Replica {
     /// The origin of the stamps that rows of the group get, as of the last entry that was applied here.
     #[must_use]
@@ -50,13 +92,16 @@ impl Replica {
         self.propose_alone(&running, effects).await
     }
 
-    /// The last entry that was applied here; 0: none.
+    /// The last entry that was applied here, or the one before changes of which a part is to come; 0: none.
     ///
     /// # Errors
     /// The replica does not run.
     pub fn applied_index(&self) -> Result<u64, CommandError> {
-        let applied = self.running()?.machine.applied();
-        Ok(applied.map_or(0, |id| id.index))
+        let machine = &self.running()?.machine;
+        let applied = machine.applied().map_or(0, |id| id.index);
+        Ok(machine
+            .parts_from()
+            .map_or(applied, |first| applied.min(first - 1)))
     }
 
     /// Changes whenever an entry was applied, while the replica leads.
@@ -78,33 +123,45 @@ impl Replica {
         let Some(applied) = machine.applied().filter(|applied| applied.index > index) else {
             return Ok(ChangedRows::None);
         };
-        let entries = log.read_up_to(index + 1..applied.index + 1, bytes)?;
-        let is_next = entries.first().is_some_and(|entry| entry.id.index == index + 1);
-        let (true, Some(last)) = (is_next, entries.last()) else {
-            return Ok(ChangedRows::Gone);
-        };
+        // What has come only in part is looked at once all has.
+        let end = machine
+            .parts_from()
+            .map_or(applied.index, |first| applied.index.min(first - 1));
         let slots = machine.slots();
-        let mut rows = BTreeSet::new();
-        for entry in &entries {
-            let Some(payload) = body::effects_of(&entry.payload) else {
-                continue;
+        let (mut rows, mut parts, mut through) = (BTreeSet::new(), Parts::default(), index);
+        while through < end && (through == index || parts.first.is_some()) {
+            let entries = log.read_up_to(through + 1..end + 1, bytes)?;
+            let is_next = entries.first().is_some_and(|entry| entry.id.index == through + 1);
+            let (true, Some(last)) = (is_next, entries.last()) else {
+                return Ok(ChangedRows::Gone);
             };
-            // It was applied: it is well.
-            let Ok((_, effects)) = Header::decode(payload) else {
-                continue;
-            };
-            for effect in effects::decode(effects)? {
-                let (Effect::Put { slot, key, .. } | Effect::Delete { slot, key }) = effect else {
+            for entry in &entries {
+                let Some(payload) = body::effects_of(&entry.payload) else {
                     continue;
                 };
-                if slots.contains(&slot) {
-                    let key = key.to_vec();
-                    rows.insert(Row { slot, key });
-                }
+                // It was applied: it is well.
+                let Ok((header, effects)) = Header::decode(payload) else {
+                    continue;
+                };
+                let effects = effects::decode(effects)?;
+                let joined = parts.take(entry.id.index, header.ticket, &effects);
+                let effects = match &joined {
+                    Some(joined) => effects::decode_parts(joined)?,
+                    None => effects,
+                };
+                let changed = effects.iter().filter_map(Row::of);
+                rows.extend(changed.filter(|row| slots.contains(&row.slot)));
             }
+            through = last.id.index;
         }
-        let through = last.id.index;
-        Ok(ChangedRows::Some { rows, through })
+        // Its last part came between the two looks above.
+        if let Some(first) = parts.first {
+            through = first - 1;
+        }
+        match through == index {
+            true => Ok(ChangedRows::None),
+            false => Ok(ChangedRows::Some { rows, through }),
+        }
     }
 
     /// How far the partition has been sent to targets, by their numbers. Blocks.

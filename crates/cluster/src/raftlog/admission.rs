@@ -112,6 +112,11 @@ impl ReplicaLog {
         self.shared().full()
     }
 
+    /// The limit of its log, in bytes.
+    pub(crate) fn limit(&self) -> u64 {
+        self.shared().limit.bytes()
+    }
+
     /// The largest entry that a frame of the log takes, in bytes.
     pub(crate) fn largest_entry(&self) -> usize {
         let most = self.shared().options.log.max_payload();

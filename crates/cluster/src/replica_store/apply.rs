@@ -1,19 +1,20 @@
 //! Applying entries, each by one batch.
 
-use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use collie_db::{Batch, Family};
+use collie_db::Batch;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::EntryId;
+use crate::replica_store::commit::Commit;
 use crate::replica_store::effects::{self, Effect};
-use crate::replica_store::error::{FieldError, MachineError};
+use crate::replica_store::error::MachineError;
 use crate::replica_store::keys::{
-    APPLIED, BOUNDS, MEMBERSHIP, RECORDED, STAMPS, count_key, data_key, encode_applied, encode_bounds,
-    encode_membership, sequence_number,
+    APPLIED, BOUNDS, MEMBERSHIP, RECORDED, STAMPS, encode_applied, encode_bounds, encode_membership,
+    sequence_number,
 };
+use crate::replica_store::parts::of_parts;
 use crate::replica_store::positions::Membership;
 use crate::replica_store::proposals::Verdict;
 use crate::replica_store::store::{Applying, Machine};
@@ -90,6 +91,8 @@ impl Machine {
             });
         }
         let seq = sequence_number(self.replica(), id.index)?;
+        let joined;
+        let mut parts = applying.parts;
         let mut commit = Commit {
             id,
             family: inner.db.default_family(),
@@ -102,7 +105,8 @@ impl Machine {
         let mut stamps = None;
         let mut outcome = ApplyOutcome::Taken;
         match change {
-            Change::Blank => {}
+            // What the leader before has left of parts.
+            Change::Blank => commit.drop_parts(parts.take())?,
             Change::Members(members) => {
                 let members = Arc::from(members);
                 let new = membership.insert(Membership { id, members });
@@ -115,7 +119,22 @@ impl Machine {
                     .judge(applying.recorded.as_deref(), id, payload);
                 match judged.map_err(|found| commit.refused(found))? {
                     Verdict::Take { effects, record: new } => {
-                        let effects = effects::decode(effects).map_err(|error| commit.wrong(error))?;
+                        let mut effects = effects::decode(effects).map_err(|error| commit.wrong(error))?;
+                        match of_parts(&effects) {
+                            Some(Effect::Part { number, bytes }) => {
+                                parts = Some(commit.keep_part(parts, (number, bytes))?);
+                            }
+                            Some(Effect::Parts { .. }) if patience == MayWait::Never => {
+                                return Err(collie_db::Error::Stalled.into());
+                            }
+                            Some(Effect::Parts { count, bytes }) => {
+                                joined = self.joined_parts(id, parts, (count, bytes))?;
+                                effects =
+                                    effects::decode_parts(&joined).map_err(|error| commit.wrong(error))?;
+                                commit.drop_parts(parts.take())?;
+                            }
+                            _ => commit.drop_parts(parts.take())?,
+                        }
                         if effects.iter().all(|effect| self.is_of_group(effect)) {
                             slots = self.slots_behind(&effects);
                             stamps = stamps_of(&effects);
@@ -163,6 +182,7 @@ impl Machine {
         if record.is_some() {
             applying.recorded = record;
         }
+        applying.parts = parts;
         applying.counts.extend(counts);
         Ok(outcome)
     }
@@ -174,7 +194,7 @@ impl Machine {
                 self.slots().contains(slot)
             }
             Effect::Split(split) => self.can_split(split),
-            Effect::Stamps(_) => true,
+            Effect::Stamps(_) | Effect::Part { .. } | Effect::Parts { .. } => true,
         }
     }
 
@@ -193,63 +213,4 @@ fn stamps_of(effects: &[Effect<'_>]) -> Option<u64> {
         Effect::Stamps(origin) => Some(*origin),
         _ => None,
     })
-}
-
-/// The batch of an entry.
-struct Commit {
-    id: EntryId,
-    family: Family,
-    batch: Batch,
-}
-
-impl Commit {
-    fn put(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<(), MachineError> {
-        Ok(self.batch.put(&self.family, key, value)?)
-    }
-
-    fn refused(&self, found: String) -> MachineError {
-        self.wrong(FieldError {
-            at: 0,
-            expected: "the header of a proposal",
-            found,
-        })
-    }
-
-    fn wrong(&self, error: FieldError) -> MachineError {
-        MachineError::Entry { id: self.id, error }
-    }
-
-    /// Adds effects. Returns how many keys slots have with them, where that has changed; `count` is how
-    /// many they have had.
-    fn effects(
-        &mut self,
-        effects: Vec<Effect<'_>>,
-        count: impl Fn(u16) -> Result<u64, MachineError>,
-    ) -> Result<Vec<(u16, u64)>, MachineError> {
-        let mut deltas = BTreeMap::<u16, i64>::new();
-        for effect in effects {
-            match effect {
-                Effect::Put { slot, key, value } => self.put(data_key(slot, key), value)?,
-                Effect::Delete { slot, key } => self.batch.delete(&self.family, data_key(slot, key))?,
-                Effect::Count { slot, delta } => {
-                    let sum = deltas.entry(slot).or_default();
-                    *sum = sum.saturating_add(delta);
-                }
-                // They change no row of the data.
-                Effect::Split(_) | Effect::Stamps(_) => {}
-            }
-        }
-        let mut counts = Vec::with_capacity(deltas.len());
-        for (slot, delta) in deltas {
-            let before = count(slot)?;
-            let after = before.checked_add_signed(delta).unwrap_or_else(|| {
-                // The same on all replicas. The data is right, so the group goes on.
-                tracing::error!(id = %self.id, slot, before, delta, "a slot has less than no keys");
-                0
-            });
-            self.put(count_key(slot), after.to_le_bytes())?;
-            counts.push((slot, after));
-        }
-        Ok(counts)
-    }
 }

@@ -13,8 +13,14 @@ pub const VERSION: u8 = 1;
 pub const VERSION_OF_SPLIT: u8 = 2;
 /// The version of what begins stamps: those that lack feature level 5 do not read it.
 pub const VERSION_OF_STAMPS: u8 = 3;
+/// The version of effects in parts: those that lack feature level 5 do not read it.
+pub const VERSION_OF_PARTS: u8 = 4;
 /// The effects of one entry have at most so many bytes.
 pub const MAX_BYTES: usize = (8 << 20) - (64 << 10);
+/// The effects of one command have at most so many bytes, in parts: a value of 512 MiB, and its key.
+pub const MAX_IN_PARTS: usize = 513 << 20;
+/// The largest part.
+const PART_BYTES: usize = 1 << 20;
 /// An entry has at most so many effects.
 pub const MAX_EFFECTS: usize = 1 << 20;
 /// The longest key, in bytes.
@@ -26,12 +32,16 @@ const DELETE: u8 = 2;
 const COUNT: u8 = 3;
 const SPLIT: u8 = 4;
 const STAMPS: u8 = 5;
+const PART: u8 = 6;
+const PARTS: u8 = 7;
 /// Two ids of replicas.
 const PAIR: usize = 16;
 /// A split has at most so many pairs.
 const MAX_PAIRS: usize = 64;
 /// What stands before the effects.
 const HEAD: usize = 1 + 4;
+/// What stands before the bytes of a part.
+const PART_HEAD: usize = 1 + 2 + 4 + 4;
 
 /// One effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +73,21 @@ pub enum Effect<'a> {
     Split(Split<'a>),
     /// Each row that is written or removed from now on gets a stamp with this origin. The only effect of its entry.
     Stamps(u64),
+    /// A part of effects that one entry has no room for: it is kept until the last one has come, and dropped where
+    /// another effect comes first. The only effect of its entry.
+    Part {
+        /// Its number, from 0 on.
+        number: u32,
+        /// Its bytes.
+        bytes: &'a [u8],
+    },
+    /// The effects whose parts have come take place. The only effect of its entry.
+    Parts {
+        /// So many there are.
+        count: u32,
+        /// They have so many bytes together.
+        bytes: u64,
+    },
 }
 
 impl Effect<'_> {
@@ -71,7 +96,25 @@ impl Effect<'_> {
             Self::Put { .. } | Self::Delete { .. } | Self::Count { .. } => VERSION,
             Self::Split(_) => VERSION_OF_SPLIT,
             Self::Stamps(_) => VERSION_OF_STAMPS,
+            Self::Part { .. } | Self::Parts { .. } => VERSION_OF_PARTS,
         }
+    }
+
+    /// The row that it writes or removes.
+    pub(crate) fn row(&self) -> Option<(u16, &[u8])> {
+        match *self {
+            Self::Put { slot, key, .. } | Self::Delete { slot, key } => Some((slot, key)),
+            Self::Count { .. }
+            | Self::Split(_)
+            | Self::Stamps(_)
+            | Self::Part { .. }
+            | Self::Parts { .. } => None,
+        }
+    }
+
+    /// Whether it brings values into tables.
+    pub(crate) fn adds(&self) -> bool {
+        matches!(self, Self::Put { .. } | Self::Part { .. } | Self::Parts { .. })
     }
 }
 
@@ -189,15 +232,7 @@ impl EffectsBuf {
     }
 
     fn check_size(&self) -> Result<(), FieldError> {
-        let fields = Fields::new(&self.bytes);
-        if self.bytes.len() > MAX_BYTES {
-            let found = format!("{} bytes", self.bytes.len());
-            return Err(fields.wrong(MAX_BYTES, "effects of less than 8 MiB", found));
-        }
-        if self.count as usize > MAX_EFFECTS {
-            return Err(fields.wrong(1, "at most 2^20 effects", "more"));
-        }
-        Ok(())
+        check_size((&self.bytes, MAX_BYTES), self.count)
     }
 
     /// The bytes that an entry has behind its header.
@@ -207,19 +242,83 @@ impl EffectsBuf {
     }
 }
 
+/// Effects that one entry has no room for, in entries of at most `most` bytes: the parts, and then what makes them
+/// take place.
+///
+/// # Errors
+/// [`FieldError`] where one is out of the limits, or all together are.
+pub fn in_parts<'e>(
+    effects: impl Iterator<Item = Effect<'e>>,
+    most: usize,
+) -> Result<Vec<EffectsBuf>, FieldError> {
+    let EffectsBuf { mut bytes, mut count } = EffectsBuf::default();
+    for effect in effects {
+        let before = bytes.len();
+        encode(effect, &mut bytes);
+        count += 1;
+        check(&bytes, before, VERSION)?;
+        check_size((&bytes, MAX_IN_PARTS), count)?;
+    }
+    bytes[1..HEAD].copy_from_slice(&count.to_le_bytes());
+    let most = PART_BYTES.min(most.saturating_sub(HEAD + PART_HEAD)).max(1);
+    let mut parts = Vec::with_capacity(bytes.len() / most + 2);
+    for (number, bytes) in (0..).zip(bytes.chunks(most)) {
+        let mut part = EffectsBuf::default();
+        part.push(Effect::Part { number, bytes })?;
+        parts.push(part);
+    }
+    let mut last = EffectsBuf::default();
+    last.push(Effect::Parts {
+        count: u32::try_from(parts.len()).unwrap_or(u32::MAX),
+        bytes: bytes.len() as u64,
+    })?;
+    parts.push(last);
+    Ok(parts)
+}
+
 /// Reads the effects of an entry.
 ///
 /// # Errors
 /// [`FieldError`] where no effects were ever encoded so.
 pub fn decode(bytes: &[u8]) -> Result<Vec<Effect<'_>>, FieldError> {
-    let mut fields = Fields::new(bytes);
-    if bytes.len() > MAX_BYTES {
-        let found = format!("{} bytes", bytes.len());
-        return Err(fields.wrong(MAX_BYTES, "effects of less than 8 MiB", found));
+    decode_within(bytes, MAX_BYTES)
+}
+
+/// Reads effects that came in parts, which have no parts themselves.
+///
+/// # Errors
+/// As [`decode`].
+pub fn decode_parts(bytes: &[u8]) -> Result<Vec<Effect<'_>>, FieldError> {
+    match bytes.first() {
+        Some(&version) if version != VERSION => {
+            Err(Fields::new(bytes).wrong(0, "effects of version 1 in parts", version))
+        }
+        _ => decode_within(bytes, MAX_IN_PARTS),
     }
+}
+
+fn check_size((bytes, most): (&[u8], usize), count: u32) -> Result<(), FieldError> {
+    let fields = Fields::new(bytes);
+    if bytes.len() > most {
+        let found = format!("{} bytes", bytes.len());
+        let expected = match most {
+            MAX_BYTES => "effects of less than 8 MiB",
+            _ => "effects of at most 513 MiB",
+        };
+        return Err(fields.wrong(most, expected, found));
+    }
+    if count as usize > MAX_EFFECTS {
+        return Err(fields.wrong(1, "at most 2^20 effects", "more"));
+    }
+    Ok(())
+}
+
+fn decode_within(bytes: &[u8], most: usize) -> Result<Vec<Effect<'_>>, FieldError> {
+    check_size((bytes, most), 0)?;
+    let mut fields = Fields::new(bytes);
     let version = fields.u8("a version")?;
-    if !(VERSION..=VERSION_OF_STAMPS).contains(&version) {
-        return Err(fields.wrong(0, "effects of version 1 to 3", version));
+    if !(VERSION..=VERSION_OF_PARTS).contains(&version) {
+        return Err(fields.wrong(0, "effects of version 1 to 4", version));
     }
     let count = fields.u32("a number of effects")? as usize;
     // Checked before room is made for them: none is shorter than 4 bytes.
@@ -275,6 +374,16 @@ fn encode(effect: Effect<'_>, to: &mut Vec<u8>) {
             head(STAMPS, 0);
             to.extend_from_slice(&origin.to_le_bytes());
         }
+        Effect::Part { number, bytes } => {
+            head(PART, 0);
+            to.extend_from_slice(&number.to_le_bytes());
+            put_bytes(to, bytes);
+        }
+        Effect::Parts { count, bytes } => {
+            head(PARTS, 0);
+            to.extend_from_slice(&count.to_le_bytes());
+            to.extend_from_slice(&bytes.to_le_bytes());
+        }
         Effect::Split(split) => {
             head(SPLIT, split.first);
             to.extend_from_slice(&split.group.to_le_bytes());
@@ -291,10 +400,15 @@ fn effect<'a>(fields: &mut Fields<'a>, version: u8) -> Result<Effect<'a>, FieldE
         PUT | DELETE | COUNT => VERSION,
         SPLIT => VERSION_OF_SPLIT,
         STAMPS => VERSION_OF_STAMPS,
-        other => return Err(fields.wrong(at, "a kind of effect from 1 to 5", other)),
+        PART | PARTS => VERSION_OF_PARTS,
+        other => return Err(fields.wrong(at, "a kind of effect from 1 to 7", other)),
     };
     if version != its_version {
-        return Err(fields.wrong(at, "kinds 1 to 3 in version 1, 4 in 2, and 5 in 3", kind));
+        return Err(fields.wrong(
+            at,
+            "kinds 1 to 3 in version 1, 4 in 2, 5 in 3, 6 and 7 in 4",
+            kind,
+        ));
     }
     let slot = fields.u16("a slot")?;
     if slot >= SLOTS {
@@ -305,7 +419,7 @@ fn effect<'a>(fields: &mut Fields<'a>, version: u8) -> Result<Effect<'a>, FieldE
         PUT => Ok(Effect::Put {
             slot,
             key: key(fields)?,
-            value: fields.bytes((0, MAX_BYTES), "a value")?,
+            value: fields.bytes((0, MAX_IN_PARTS), "a value")?,
         }),
         DELETE => Ok(Effect::Delete {
             slot,
@@ -315,8 +429,16 @@ fn effect<'a>(fields: &mut Fields<'a>, version: u8) -> Result<Effect<'a>, FieldE
             slot,
             delta: fields.u64("a number of keys")? as i64,
         }),
-        STAMPS if slot != 0 => Err(fields.wrong(at + 1, "slot 0", slot)),
+        STAMPS | PART | PARTS if slot != 0 => Err(fields.wrong(at + 1, "slot 0", slot)),
         STAMPS => Ok(Effect::Stamps(fields.u64("an origin")?)),
+        PART => Ok(Effect::Part {
+            number: fields.u32("the number of a part")?,
+            bytes: fields.bytes((1, PART_BYTES), "a part")?,
+        }),
+        PARTS => Ok(Effect::Parts {
+            count: fields.u32("a number of parts")?,
+            bytes: fields.u64("their bytes")?,
+        }),
         _ => {
             let group = fields.u64("a group")?;
             let at = fields.at();
@@ -423,8 +545,8 @@ mod tests {
         one.push(Effect::Count { slot: 1, delta: -1 }).unwrap();
         assert!(buf.extend(&one).is_err());
         assert_eq!(buf, full);
-        let said = decode(&[4, 0, 0, 0, 0]).unwrap_err().to_string();
-        assert_eq!(said, "byte 0: expected effects of version 1 to 3, found 4");
+        let said = decode(&[5, 0, 0, 0, 0]).unwrap_err().to_string();
+        assert_eq!(said, "byte 0: expected effects of version 1 to 4, found 5");
         assert!(decode(&[1, 255, 255, 255, 255]).is_err());
     }
 

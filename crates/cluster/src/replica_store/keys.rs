@@ -33,6 +33,14 @@ pub(super) const BOUNDS: [u8; 2] = [META, b'b'];
 /// The origin of the stamps that rows get; missing: they get none.
 pub(super) const STAMPS: [u8; 2] = [META, b's'];
 
+/// The parts of effects that have come so far: how many, their bytes, and the entry of the first one; missing: none.
+pub(super) const PARTS: [u8; 2] = [META, b'e'];
+
+/// Where a part of effects is.
+pub(super) fn part_key(number: u32) -> Vec<u8> {
+    [&PARTS[..], &number.to_be_bytes()].concat()
+}
+
 /// Sequence numbers begin here: `collie-db` takes none below.
 const FIRST: Lsn = 1 << 32;
 /// Sequence numbers of an entry, as a power of two: its own, and local marks behind it.
@@ -173,6 +181,37 @@ pub(super) fn decode_count(bytes: Option<&[u8]>) -> Result<u64, FieldError> {
     let count = fields.u64("a number of keys")?;
     fields.end()?;
     Ok(count)
+}
+
+/// The parts of effects that have come so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PartsSoFar {
+    pub(super) count: u32,
+    pub(super) bytes: u64,
+    /// The entry of the first one.
+    pub(super) first: u64,
+}
+
+impl PartsSoFar {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = self.count.to_le_bytes().to_vec();
+        bytes.extend_from_slice(&self.bytes.to_le_bytes());
+        bytes.extend_from_slice(&self.first.to_le_bytes());
+        bytes
+    }
+
+    /// None where nothing is recorded.
+    pub(super) fn decode(bytes: Option<&[u8]>) -> Result<Option<Self>, FieldError> {
+        let Some(bytes) = bytes else { return Ok(None) };
+        let mut fields = Fields::new(bytes);
+        let so_far = Self {
+            count: fields.u32("a number of parts")?,
+            bytes: fields.u64("their bytes")?,
+            first: fields.u64("an index")?,
+        };
+        fields.end()?;
+        Ok(Some(so_far))
+    }
 }
 
 /// Bytes, and how far they were read.

@@ -15,11 +15,13 @@
 //! All calls block but those that say otherwise. The layouts are drawn in `docs/design/formats/cluster.md`.
 
 mod apply;
+mod commit;
 mod duplicated;
 pub mod effects;
 mod error;
 mod keys;
 mod open;
+mod parts;
 mod positions;
 mod proposals;
 mod split;

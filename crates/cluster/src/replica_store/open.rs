@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use crate::raftlog::ReplicaLog;
 use crate::replica_store::error::MachineError;
 use crate::replica_store::keys::{
-    APPLIED, BOUNDS, MEMBERSHIP, RECORDED, STAMPS, decode_applied, decode_bounds, decode_membership,
-    decode_stamps, index_of,
+    APPLIED, BOUNDS, MEMBERSHIP, PARTS, PartsSoFar, RECORDED, STAMPS, decode_applied, decode_bounds,
+    decode_membership, decode_stamps, index_of,
 };
 use crate::replica_store::positions::Position;
 use crate::replica_store::staging::{self, Staged};
@@ -98,6 +98,8 @@ impl Machine {
             .set_stamps(stamps.map_err(|error| self.meta("the origin of stamps", error))?);
         applying.recorded = db.get(RECORDED)?.map(|recorded| recorded.to_vec());
         applying.counts.clear();
+        let parts = PartsSoFar::decode(db.get(PARTS)?.as_deref());
+        applying.parts = parts.map_err(|error| self.meta("the parts of effects", error))?;
         self.0.journal.positions().reset(position.as_ref());
         Ok(position)
     }

@@ -19,7 +19,8 @@ use crate::ids::{EntryId, ReplicaId};
 use crate::raftlog::{Holding, ReplicaLog};
 use crate::replica_store::error::MachineError;
 use crate::replica_store::keys::{
-    SLOTS, count_key, data_key, decode_count, encode_bounds, index_of, last_of, of_data_key, slot_of_key,
+    PartsSoFar, SLOTS, count_key, data_key, decode_count, encode_bounds, index_of, last_of, of_data_key,
+    slot_of_key,
 };
 use crate::replica_store::positions::{Position, Positions};
 use crate::replica_store::proposals::Proposals;
@@ -480,6 +481,8 @@ pub(super) struct Applying {
     pub(super) recorded: Option<Vec<u8>>,
     /// How many keys slots have, as far as that was asked for: at most one number for each slot.
     pub(super) counts: BTreeMap<u16, u64>,
+    /// The parts of effects of which the last has not come.
+    pub(super) parts: Option<PartsSoFar>,
 }
 
 /// Removes a directory, if it is there.

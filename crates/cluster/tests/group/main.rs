@@ -14,6 +14,7 @@ mod cluster;
 mod cuts;
 mod filling;
 mod full;
+mod large;
 mod leases;
 mod lives;
 mod losses;

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use collie_cluster::testing::GroupLimits;
-use collie_db::Value;
 use collie_server::cluster::{Refused, Settled};
 
 use crate::cluster::{CAP, Cluster, Place};
@@ -107,27 +106,13 @@ fn what_is_waited_for_keeps_no_replica_open() {
 }
 
 #[test]
-fn what_does_not_fit_into_an_entry_is_not_submitted() {
+fn keys_that_no_row_adds_are_not_submitted() {
     let cluster = cluster(100);
     let first = cluster.run(SLOT, b"key", incr(b"key"));
     assert_eq!(first.0, Settled::Holds);
     let (partition, _) = cluster.until("a leader", || cluster.led());
     let last = || cluster.leader(|_| true).state().unwrap().last;
     let before = last();
-    let large = Value::from(&vec![7; 8 << 20][..]);
-    let put = |_: &mut dyn collie_server::cluster::Evaluation| {
-        Ok((vec![(b"key".to_vec(), Some(large.clone()))], 0, ()))
-    };
-    match evaluate(&*partition, SLOT, &[b"key"], NOW, put).map(drop) {
-        Err(Refused::Text(text)) => {
-            assert!(text.starts_with("ERR "), "{text}");
-            assert!(
-                text.contains("8323072") && text.contains("83886"),
-                "both sizes: {text}"
-            );
-        }
-        other => panic!("8 MiB are not refused: {other:?}"),
-    }
     let nonsense = |_: &mut dyn collie_server::cluster::Evaluation| Ok((Vec::new(), 1, ()));
     let refused = evaluate(&*partition, SLOT, &[b"key"], NOW, nonsense).map(drop);
     assert!(matches!(refused, Err(Refused::Text(_))), "{refused:?}");

@@ -6,6 +6,7 @@
 #[path = "../../../engine/tests/external_journal/dying.rs"]
 mod dying;
 mod model;
+mod parts;
 mod plain;
 mod replica;
 mod rules;

@@ -16,6 +16,8 @@ use crate::host::{Place, replica_on};
 pub(crate) const OBJECTS: usize = 4;
 /// Keys of an object.
 pub(crate) const KEYS: usize = 2;
+/// Bytes that a large value has beside its number.
+const LARGE: usize = 9_000;
 /// The slots of each partition.
 pub(crate) const SLOTS: std::ops::RangeInclusive<u16> = 0..=99;
 
@@ -27,7 +29,21 @@ pub(crate) fn row(object: usize, key: usize) -> Vec<u8> {
 }
 
 pub(crate) fn number(value: Option<&Value>) -> Option<i64> {
-    value.map(|value| i64::from_le_bytes(value[..].try_into().unwrap()))
+    value.map(|value| {
+        let (number, rest) = value.split_first_chunk().unwrap();
+        assert!(
+            rest.iter().all(|byte| byte == &number[0]),
+            "parts of several values"
+        );
+        i64::from_le_bytes(*number)
+    })
+}
+
+/// A number of an object, as a row has it. Those of the last object are larger than some logs' frames.
+fn stored(object: usize, number: i64) -> Value {
+    let bytes = number.to_le_bytes();
+    let rest = if object == OBJECTS - 1 { LARGE } else { 0 };
+    Value::from(&[&bytes[..], &vec![bytes[0]; rest]].concat()[..])
 }
 
 /// Does steps to the keys of an object.
@@ -47,7 +63,7 @@ fn evaluate(rows: &mut dyn Evaluation, object: usize, steps: &[Step]) -> Result<
     let count = |keys: &[Option<i64>]| keys.iter().flatten().count() as i64;
     let changed = (0..KEYS).filter(|&key| keys[key] != before[key]);
     let changes = changed.map(|key| {
-        let value = keys[key].map(|value| Value::from(&value.to_le_bytes()[..]));
+        let value = keys[key].map(|value| stored(object, value));
         (row(object, key), value)
     });
     Ok((changes.collect(), count(&keys) - count(&before), answers))

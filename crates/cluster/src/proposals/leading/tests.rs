@@ -255,3 +255,50 @@ fn a_run_whose_numbers_are_used_up_makes_way_for_the_next() -> Result<(), NotOpe
     assert!(leading.finish(leading.begin()?, effects(), (), 0).is_ok());
     Ok(())
 }
+
+#[test]
+fn parts_have_numbers_of_their_own_and_rows_stay_until_the_last() -> Result<(), NotOpen> {
+    let leading: Leading<&'static str, u64, u32> = Leading::new(2);
+    leading.lead(LEADER, None);
+    let evaluation = leading.begin()?;
+    let submitted = leading.finish_in_parts(&evaluation, effects(), (vec![1, 2, 3], 4), 0);
+    let Ok(Evaluated::Submitted(last)) = submitted else {
+        panic!("{submitted:?}");
+    };
+    assert_eq!(last.n, 4, "more than wait at once otherwise");
+    let second = leading.begin()?;
+    assert_eq!(
+        leading.finish_in_parts(&second, effects(), (vec![1], 2), 0),
+        Err(NotSubmitted::Full)
+    );
+    let proposals: Vec<_> = std::iter::from_fn(|| leading.next_proposal()).collect();
+    assert_eq!(
+        proposals
+            .iter()
+            .map(|next| (next.header.ticket.n, next.payload))
+            .collect::<Vec<_>>(),
+        [(1, 1), (2, 2), (3, 3), (4, 4)]
+    );
+    let sees = || -> Result<_, NotOpen> {
+        let mut evaluation = leading.begin()?;
+        let found = leading.get::<Stale>(&mut evaluation, &"row", || Ok(None));
+        Ok(found.map(|found| (found, evaluation.seen)))
+    };
+    for (index, next) in (9..).zip(&proposals) {
+        assert_eq!(sees()?, Ok((Some(1), 4)), "before entry {index}");
+        let entry = EntryId {
+            leader: LEADER,
+            index,
+        };
+        let taken = Decision::Taken(Recorded {
+            ticket: next.header.ticket,
+            index,
+            stamp_ms: 0,
+        });
+        // The last entry does not name the rows.
+        leading.applied(&entry, &next.header, &taken, [].iter());
+    }
+    assert_eq!(sees()?, Ok((None, 0)), "the table has it");
+    assert_eq!(leading.settled(&last), EntryFate::Taken);
+    Ok(())
+}

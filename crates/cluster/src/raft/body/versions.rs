@@ -99,6 +99,24 @@ fn a_split_of_version_2_says_what_was_written() {
 }
 
 #[test]
+fn parts_of_version_4_say_what_was_written() {
+    let part = Effect::Part {
+        number: 300,
+        bytes: b"a part",
+    };
+    let parts = Effect::Parts {
+        count: 301,
+        bytes: 1 << 28,
+    };
+    for (name, effect) in [("effects-v4-part.bin", part), ("effects-v4.bin", parts)] {
+        let mut buf = EffectsBuf::default();
+        buf.push(effect).unwrap();
+        let bytes = fixture(name, buf.bytes());
+        assert_eq!(effects::decode(&bytes).unwrap(), [effect]);
+    }
+}
+
+#[test]
 fn a_begin_of_stamps_of_version_3_says_what_was_written() {
     let stamps = Effect::Stamps(0x0102_0304_0506_0708);
     let mut buf = EffectsBuf::default();

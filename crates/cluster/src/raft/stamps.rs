@@ -182,3 +182,65 @@ impl Replica {
         self.forgets_before_ms.load(Ordering::Relaxed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::LeaderId;
+    use crate::proposals::RunId;
+
+    fn ticket(run: u32, n: u32) -> Ticket {
+        let leader = LeaderId { term: 1, replica: 1 };
+        let run = RunId { leader, run };
+        Ticket { run, n }
+    }
+
+    fn part(number: u32) -> [Effect<'static>; 1] {
+        let bytes = &b"abcdef"[number as usize * 2..][..2];
+        [Effect::Part { number, bytes }]
+    }
+
+    const ALL: [Effect<'_>; 1] = [Effect::Parts { count: 3, bytes: 6 }];
+
+    #[test]
+    fn parts_are_whole_only_where_each_follows_the_one_before() {
+        let run = |entries: &[(Ticket, [Effect<'_>; 1])]| {
+            let mut parts = Parts::default();
+            let mut found = None;
+            for (index, (ticket, effects)) in (10..).zip(entries) {
+                found = parts.take(index, *ticket, effects);
+            }
+            (found, parts.first)
+        };
+        let whole = [
+            (ticket(1, 5), part(0)),
+            (ticket(1, 6), part(1)),
+            (ticket(1, 7), part(2)),
+            (ticket(1, 8), ALL),
+        ];
+        assert_eq!(run(&whole), (Some(b"abcdef".to_vec()), None));
+        for some in 1..4 {
+            assert_eq!(run(&whole[..some]), (None, Some(10)), "{some} of them");
+        }
+        // From the middle, where a gap is, of another run, and behind something else.
+        assert_eq!(run(&whole[1..]), (None, None));
+        let mut gap = whole;
+        gap[2].0 = ticket(1, 8);
+        gap[3].0 = ticket(1, 9);
+        assert_eq!(run(&gap), (None, None));
+        let mut other = whole;
+        other[3].0 = ticket(2, 8);
+        assert_eq!(run(&other), (None, None));
+        let mut between = whole;
+        between[1].1 = [Effect::Count { slot: 1, delta: 1 }];
+        assert_eq!(run(&between), (None, None));
+        // Others begin.
+        let again = [&whole[..2], &whole[..]].concat();
+        let again: Vec<_> = (1..)
+            .zip(again)
+            .map(|(n, (_, effects))| (ticket(1, n), effects))
+            .collect();
+        assert_eq!(run(&again), (Some(b"abcdef".to_vec()), None));
+        assert_eq!(run(&again[..3]), (None, Some(12)));
+    }
+}

@@ -235,6 +235,33 @@ fn all_rows_reach_the_target_though_nodes_die() {
     assert_eq!(other.came.load(Ordering::SeqCst), came);
 }
 
+/// No entry of the log has room for it.
+#[test]
+fn a_value_in_parts_reaches_the_target() {
+    let (sites, other) = clusters(3, 3, 1);
+    let sites = sites.as_slice();
+    ask(&sites[0], duplicate()).unwrap();
+    let mut expected = BTreeMap::new();
+    for (number, bytes) in (0..).zip([3, 1_500_000, 10, 1_900_000, 1_600_000, 5]) {
+        let value = vec![number; bytes];
+        let key = key(usize::from(number));
+        set(sites, &key, Some(&value));
+        expected.insert(key, value);
+    }
+    until_has(sites, &other, &expected);
+    // Another leader goes on behind its parts.
+    let leader = sites
+        .iter()
+        .find(|site| site.with(|node, _| matches!(node.cluster().route(slot_of(&key(1))), Route::Here(_))));
+    leader.unwrap().kill();
+    for number in 1..3 {
+        let value = vec![7; 1_700_000];
+        set(sites, &key(number), Some(&value));
+        expected.insert(key(number), value);
+    }
+    until_has(sites, &other, &expected);
+}
+
 #[test]
 fn a_target_that_is_away_keeps_no_log_for_good() {
     let (sites, other) = clusters(1, 1, 1);

@@ -271,6 +271,22 @@ impl File for SimFile {
         result
     }
 
+    /// Nothing is durable by it. A failure is that of a sync, and no later sync reports it.
+    fn write_out(&self, _: u64, _: u64) -> io::Result<()> {
+        let call = self.call(OpKind::SyncData, 0, 0);
+        let (mut state, strike, op) = self.shared.begin_sync(&call)?;
+        let Some(strike) = strike else {
+            self.shared.end_sync(state, op, false, call.kind);
+            return Ok(());
+        };
+        state.absorb(self.ino);
+        let mut rng = state.rng.fork();
+        let file = state.world.file_mut(self.ino);
+        let failed = file.map(|file| file.fail_sync(|| rng.coin()));
+        self.shared.end_sync(state, op, true, call.kind);
+        failed.and_then(|()| Err(errno(strike.code)))
+    }
+
     fn set_len(&self, len: u64) -> io::Result<()> {
         let call = self.call(OpKind::SetLen, len, 0);
         self.shared.operate(call, |state, _| {

@@ -239,6 +239,8 @@ fn options(start: &Start) -> anyhow::Result<ClusterOptions> {
         EntryDurability::Disk => RingMode::Private,
         EntryDurability::Process => RingMode::default(),
     };
+    // What users wait for goes before flushes, merges and tables that come from other nodes.
+    let scheduler = Some(Arc::clone(shared.scheduler()));
     let log_limit = settings.log_limit.map(|limit| limit.0.unsigned_abs());
     // It holds little: it needs no threads beside those that are there.
     options.own = Options {
@@ -252,6 +254,7 @@ fn options(start: &Start) -> anyhow::Result<ClusterOptions> {
         shared: NodeLogOptions {
             log: LogOptions {
                 ring: ring.clone(),
+                scheduler: scheduler.clone(),
                 ..LogOptions::default()
             },
             entries,
@@ -261,6 +264,7 @@ fn options(start: &Start) -> anyhow::Result<ClusterOptions> {
         private: NodeLogOptions {
             log: LogOptions {
                 ring,
+                scheduler,
                 ring_bytes: SMALL_RING_BYTES,
                 segment_bytes: SMALL_SEGMENT_BYTES,
                 reserve_bytes: Some(0),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use collie_db::{DiskReserve, LentReserve};
-use collie_io::{Device, OpenMode, read_exact_at, write_all_at};
+use collie_io::{Device, File, OpenMode, Scheduler, read_exact_at, write_all_at};
 
 use crate::raftlog::disk;
 use crate::replica_store::error::MachineError;
@@ -25,6 +25,8 @@ const UNFINISHED: &str = "COMPLETE-new";
 #[derive(Debug)]
 pub struct Staging {
     device: Arc<dyn Device>,
+    /// Of all that works on the disk in the background.
+    scheduler: Option<Arc<Scheduler>>,
     dir: PathBuf,
     description: Description,
     /// Per file, how much is there.
@@ -41,6 +43,9 @@ struct Got {
     /// All of it, and it was checked.
     right: bool,
 }
+
+/// As much of it is written out at a time, in bytes: what a user may have to wait for.
+const TURN_BYTES: u64 = 512 << 10;
 
 /// Beside its files, a transfer takes so many bytes at most: directories, and the description.
 const BESIDE_FILES: u64 = 1 << 20;
@@ -144,9 +149,11 @@ impl Machine {
         let description = Description::decode(&description.encode())?;
         let device = Arc::clone(&self.0.options.db.device);
         let dir = staged(&self.0.dir);
+        let shared = self.0.options.db.shared.as_ref();
         let mut staging = Staging {
             got: vec![Got::default(); description.files.len()],
             device,
+            scheduler: shared.map(|shared| Arc::clone(shared.scheduler())),
             dir,
             reserve: self.reserve_for(description.bytes()),
             lent: None,
@@ -316,7 +323,7 @@ impl Staging {
             });
         }
         let is_empty = described.size == 0;
-        self.relieved(|staging| {
+        let file = self.relieved(|staging| {
             if let Some(parent) = path.parent() {
                 staging
                     .device
@@ -324,14 +331,45 @@ impl Staging {
                     .map_err(|error| MachineError::io("create", parent, error))?;
             }
             let opened = staging.device.open(&path, OpenMode::OpenOrCreate);
-            opened
-                .and_then(|file| write_all_at(&*file, bytes, at.offset))
-                .map_err(|error| MachineError::io("write", &path, error))
+            let written = opened.and_then(|file| {
+                write_all_at(&*file, bytes, at.offset)?;
+                Ok(file)
+            });
+            written.map_err(|error| MachineError::io("write", &path, error))
         })?;
+        if let Err(error) = self.write_out(&*file, at.offset, bytes.len()) {
+            // No sync says it again: all of the file comes anew.
+            remove_file(&*self.device, &path)?;
+            if let Some(got) = self.got.get_mut(at.file) {
+                *got = Got::default();
+            }
+            return Err(MachineError::io("write out", &path, error));
+        }
         if let Some(got) = self.got.get_mut(at.file) {
             got.bytes += bytes.len() as u64;
             // A file of nothing has come with its only piece.
             got.right = is_empty;
+        }
+        Ok(())
+    }
+
+    /// Writes out what was written, in pieces that give way to what users wait for: the sync at the end finds little
+    /// to do.
+    fn write_out(&self, file: &dyn File, from: u64, len: usize) -> std::io::Result<()> {
+        let Some(scheduler) = &self.scheduler else {
+            return Ok(());
+        };
+        let to = from + len as u64;
+        let mut at = from;
+        while at < to {
+            let len = TURN_BYTES.min(to - at);
+            let _turn = scheduler.background();
+            match file.write_out(at, len) {
+                // This device writes it out by itself.
+                Err(error) if error.kind() == std::io::ErrorKind::Unsupported => return Ok(()),
+                written => written?,
+            }
+            at += len;
         }
         Ok(())
     }
@@ -475,7 +513,7 @@ mod tests {
     use super::*;
     use crate::ids::{EntryId, LeaderId};
     use collie_db::RoomUser;
-    use collie_sim::SimDevice;
+    use collie_sim::{Fault, FaultKind, SimDevice};
 
     struct NoLogs;
 
@@ -500,6 +538,7 @@ mod tests {
         device.create_dir_all(&dir).unwrap();
         Staging {
             device: Arc::new(device.clone()),
+            scheduler: Some(Arc::default()),
             dir,
             got: vec![Got::default()],
             reserve: Some(reserve.clone()),
@@ -543,6 +582,25 @@ mod tests {
         other.finish().unwrap();
         drop(other);
         assert!(device.stat(Path::new("/disk/other/COMPLETE")).is_ok());
+    }
+
+    /// The sync at the end would say nothing of it, and what is in the cache is right.
+    #[test]
+    fn what_cannot_be_written_out_comes_anew() {
+        let device = SimDevice::new(1);
+        device.create_dir_all(Path::new("/disk")).unwrap();
+        let all: Arc<dyn Device> = Arc::new(device.clone());
+        let reserve = DiskReserve::new(all, "/disk/RESERVE".into(), 2 << 20, Arc::new(NoLogs));
+        let mut staging = staging(&device, &reserve, "one");
+        write(&mut staging, SIZE / 2).unwrap();
+        device.inject(Fault::new(FaultKind::SyncFails).on("files/file").times(1));
+        let failed = write(&mut staging, SIZE / 2).unwrap_err();
+        assert!(failed.to_string().contains("write out"), "{failed}");
+        assert_eq!(staging.missing().map(|missing| missing.offset), Some(0));
+        write(&mut staging, SIZE).unwrap();
+        staging.finish().unwrap();
+        let begun = staging.scheduler.as_ref().unwrap().begun();
+        assert_eq!(begun.background, 3, "one turn for each 512 KiB, or less");
     }
 
     #[test]

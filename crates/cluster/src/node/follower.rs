@@ -129,6 +129,8 @@ async fn obey(inner: &Arc<ClusterInner>, map: &Arc<Map>) -> bool {
     }
     inner.report("this node", None);
     inner.forget_what_the_map_has(map);
+    let is_named = map.named();
+    inner.forget_replicas(|id| is_named(id) || inner.node.replica(id).is_some());
     let mut knows_all = true;
     for node in map.nodes.values().filter(|node| node.number != own) {
         let problem = inner.node.set_peer(node.number, inner.address_of(node)).err();
@@ -215,6 +217,11 @@ async fn make(
         return false;
     }
     let about = format!("replica {}", member.replica);
+    // It is shown as that.
+    let mut quarantined = inner.node.quarantined().into_iter();
+    if quarantined.any(|lost| lost.replica == member.replica) {
+        return true;
+    }
     if !is_first && let Err(problem) = check_room(&inner, partition.group, member).await {
         inner.report(&about, Some(problem));
         return false;
@@ -252,10 +259,16 @@ async fn check_room(inner: &ClusterInner, group: GroupId, member: MapMember) -> 
     };
     match blocking(has_room).await {
         true => Ok(()),
-        false => Err(format!(
-            "it is to begin on disk {disk}, which has no room for its {bytes} bytes, as a twentieth is to stay free: make \
-             room there; it goes on by itself"
-        )),
+        false => {
+            let tables = match bytes {
+                0 => "tables".to_owned(),
+                bytes => format!("{bytes} bytes"),
+            };
+            Err(format!(
+                "it is to begin on disk {disk}, which has no room for its {tables}, as a twentieth is to stay free: make \
+                 room there; it goes on by itself"
+            ))
+        }
     }
 }
 
@@ -337,7 +350,8 @@ async fn make_replica(
             true => StoreError::Removed { replica: id }.to_string(),
             false => format!(
                 "replica {id} of group {group} was made on this node, and disk {disk} does not have it any more. It may \
-                 have voted, so it is not made again: replace it by one with a new id"
+                 have voted, so it is not made again: `collie cluster remove {}`, and let the node join anew, empty",
+                inner.number()
             ),
         });
     }

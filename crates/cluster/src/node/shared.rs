@@ -166,6 +166,15 @@ impl ClusterInner {
         }
     }
 
+    /// Nothing is wrong any more with replicas that are unknown by now: a map that was read after a start may have
+    /// been older than what had been removed before.
+    pub(super) fn forget_replicas(&self, is_known: impl Fn(ReplicaId) -> bool) {
+        self.problems.lock().retain(|about, _| {
+            let replica = about.strip_prefix("replica ").and_then(|id| id.parse().ok());
+            replica.is_none_or(&is_known)
+        });
+    }
+
     pub(super) fn problems(&self) -> BTreeMap<String, String> {
         self.problems.lock().clone()
     }

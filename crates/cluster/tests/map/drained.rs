@@ -242,6 +242,28 @@ fn a_drain_goes_on_after_stops_in_the_middle() {
     assert_eq!(here.len(), 1 + map.count_on(1, 0));
 }
 
+/// The map that it reads first may be older than what it has removed by then.
+#[test]
+fn what_moved_away_before_a_stop_is_no_problem_after_it() {
+    let sites = cluster(3, 3, Layout::PerDisk);
+    let site = &sites[0];
+    ask(&sites[1], drain(1, 1)).unwrap();
+    let mut here: Vec<u64> = site.with(|node, _| node.node().replicas().iter().map(|one| one.id()).collect());
+    let problems = || site.with(|node, _| node.cluster().problems());
+    for _ in 0..PARTITIONS / 2 {
+        until(&sites, "a removal", || {
+            let removed = |id: &u64| site.with(|node, _| node.node().remembers_removal_of(*id));
+            let at = here.iter().position(removed)?;
+            Some(here.swap_remove(at))
+        });
+        site.kill();
+        start(site, Layout::PerDisk, &["disk0", "disk1"], Begin::Start);
+    }
+    drained(&sites, site, 1, LeftOnDisk::Replicas(0));
+    settled(&sites, 3, PARTITIONS);
+    until(&sites, "no problem", || problems().is_empty().then_some(()));
+}
+
 #[test]
 fn layouts_and_splits_meet_a_drain() {
     let sites = cluster(3, 3, Layout::PerDisk);

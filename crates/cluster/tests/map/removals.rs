@@ -132,6 +132,6 @@ fn a_replica_that_the_disk_has_lost_is_not_made_again() {
     all[0].start(Begin::Start);
     let said = problem(&all[0], "does not have it any more");
     assert!(said.contains("replica 1 of group 0"), "{said}");
-    assert!(said.contains("replace it by one with a new id"), "{said}");
+    assert!(said.contains("collie cluster remove 1"), "{said}");
     assert!(all[0].map().is_none());
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use collie_db::{Db, Error, Family, FamilyOptions, Options};
+use collie_io::{Device, Reserve};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,10 @@ const LOSSES: &[u8] = b"losses";
 /// The disks that have nothing which the node needs.
 const EMPTIED: &[u8] = b"emptied";
 const REPLICA: &[u8] = b"replica/";
+/// Room that is kept back for the opening of the store, in the node's directory and in bytes: what else is on the disk
+/// may fill it, and goes only with a node that runs.
+const RESERVE: &str = "node.reserve";
+const RESERVE_BYTES: u64 = 4 << 20;
 
 /// The store in `node/` of the node's directory, open. Its lock keeps other processes off. All of its
 /// calls block, and what they write is durable when they return.
@@ -40,6 +45,8 @@ pub(crate) struct IdentityStore {
     db: Db,
     family: Family,
     dir: PathBuf,
+    reserve: Arc<Reserve>,
+    device: Arc<dyn Device>,
     /// Held while the identity is read and written again.
     changing: Arc<Mutex<()>>,
 }
@@ -58,15 +65,32 @@ impl IdentityStore {
                 error,
             },
         };
-        let db = Db::open(&path, options).map_err(wrong)?;
+        let device = Arc::clone(&options.device);
+        let reserve = Reserve::new(dir.join(RESERVE), RESERVE_BYTES);
+        let db = match Db::open(&path, options.clone()) {
+            Err(Error::StorageFull { .. }) if reserve.give_up(&*device).is_ok_and(|given| given) => {
+                tracing::warn!(dir = %dir.display(), "the disk is full: the node's own store opens in what is kept back for it");
+                Db::open(&path, options)
+            }
+            opened => opened,
+        };
+        let db = db.map_err(wrong)?;
         let family = db.open_family(FAMILY, FamilyOptions::default()).map_err(wrong)?;
         let dir = dir.to_owned();
         Ok(Self {
             db,
             family,
             dir,
+            reserve: Arc::new(reserve),
+            device,
             changing: Arc::default(),
         })
+    }
+
+    /// Keeps room back for the next opening, as far as the disk has it. Says whether all is there. A device that fails
+    /// gives none.
+    pub(crate) fn keep_room(&self) -> bool {
+        self.reserve.fill(&*self.device).unwrap_or(true)
     }
 
     /// The store, for the server, which has other families of it.
@@ -357,6 +381,7 @@ mod tests {
     use std::fmt::Debug;
 
     use collie_db::RingMode;
+    use collie_sim::SimDevice;
 
     use super::*;
     use crate::fixtures::fixture;
@@ -376,6 +401,38 @@ mod tests {
         store.family.delete(key).unwrap();
         store.family.put(key, bytes).unwrap();
         assert_eq!(get(store).unwrap(), value, "{name}");
+    }
+
+    /// Nothing makes room but a node that runs.
+    #[test]
+    fn it_opens_on_a_full_disk_again_and_again() {
+        // The table library has its files there, whatever the device.
+        let (dir, device) = (tempfile::tempdir().unwrap(), SimDevice::new(1));
+        let dir = dir.path();
+        device.create_dir_all(dir).unwrap();
+        let open = || {
+            let options = Options {
+                device: Arc::new(device.clone()),
+                ring: RingMode::Private,
+                ring_bytes: 1 << 20,
+                segment_bytes: 1 << 20,
+                reserve_bytes: Some(0),
+                ..Options::default()
+            };
+            IdentityStore::open(dir, options)
+        };
+        let store = open().unwrap();
+        assert!(store.keep_room());
+        store.close().unwrap();
+        for restart in 0..4 {
+            device.limit_space(Some(0));
+            let store = open().unwrap();
+            store.set_made(restart).unwrap();
+            assert!(!store.keep_room());
+            store.close().unwrap();
+        }
+        device.limit_space(None);
+        assert!(open().unwrap().keep_room());
     }
 
     #[test]

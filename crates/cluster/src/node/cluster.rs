@@ -24,7 +24,7 @@ use crate::map::{self, MapMember, NodeRecord};
 use crate::node::addresses::announce;
 use crate::node::clocks::watch_clocks;
 use crate::node::controller::control;
-use crate::node::disks::{self, watch_disks};
+use crate::node::disks::{self, keep_room, watch_disks};
 use crate::node::duplicating::{self, duplicate_partitions};
 use crate::node::error::ClusterError;
 use crate::node::follower::follow;
@@ -147,6 +147,7 @@ impl ClusterNode {
         tasks.spawn(keep_members(Arc::clone(&inner)));
         tasks.spawn(split_partitions(Arc::clone(&inner)));
         tasks.spawn(watch_disks(Arc::clone(&inner)));
+        tasks.spawn(keep_room(inner.store.clone()));
         tasks.spawn(duplicate_partitions(Arc::clone(&inner)));
         tasks.spawn(watch_nodes(Arc::clone(&inner)));
         tasks.spawn(watch_clocks(Arc::clone(&inner)));

@@ -1,4 +1,4 @@
-//! Looks how much is left on the disks of a node that are drained.
+//! Looks how much is left on the disks of a node that are drained, and keeps room back for its next start.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,17 +7,32 @@ use std::time::Duration;
 use collie_server::cluster::LeftOnDisk;
 use tokio::time::sleep;
 
+use crate::blocking::blocking;
+use crate::identity::IdentityStore;
 use crate::ids::ReplicaId;
 use crate::map::{self, LEVEL_OF_DISKS, Map};
 use crate::node::shared::ClusterInner;
 
 /// From one look at what is left to the next.
 const LOOK: Duration = Duration::from_millis(500);
+/// From one look for room to the next.
+const LOOK_FOR_ROOM: Duration = Duration::from_secs(5);
 
 /// Why no disk is drained yet: an older version ends the connection when it is asked this.
 pub(super) fn refused(inner: &ClusterInner) -> Option<String> {
     let level = inner.map().map(|map| map.cluster.level)?;
     (level < LEVEL_OF_DISKS).then(|| map::disks_from(level))
+}
+
+/// Keeps room back for the next opening of the node's own store. Ends once all of it is there: only an opening takes it.
+pub(super) async fn keep_room(store: IdentityStore) {
+    loop {
+        let own = store.clone();
+        if blocking(move || own.keep_room()).await {
+            return;
+        }
+        sleep(LOOK_FOR_ROOM).await;
+    }
 }
 
 /// Follows what is left on drained disks, until the node ends.

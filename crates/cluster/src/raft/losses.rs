@@ -22,7 +22,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::blocking::blocking;
-use crate::ids::ReplicaId;
+use crate::ids::{EntryId, ReplicaId};
 
 /// From this feature level of the cluster on replicas answer what one that may have lost entries asks.
 pub const LEVEL_OF_LOSSES: u32 = 5;
@@ -46,7 +46,10 @@ pub(super) enum Loss {
     /// An operator has accepted it.
     Accepted,
     /// And the replica votes by now, but does not stand: another one has more, or may have.
-    VotesOnly,
+    VotesOnly {
+        /// It votes for those that have this entry: the last one that any had that answered.
+        least: Option<EntryId>,
+    },
 }
 
 impl std::fmt::Debug for Losses {
@@ -76,6 +79,14 @@ impl Losses {
         matches!(self.of(replica), Some(Loss::Open | Loss::Accepted))
     }
 
+    /// Whether a replica gives no vote to one whose last entry is this.
+    pub(super) fn refuses(&self, replica: ReplicaId, last: Option<EntryId>) -> bool {
+        match self.of(replica) {
+            Some(Loss::VotesOnly { least }) => last < least,
+            _ => self.is_open(replica),
+        }
+    }
+
     /// Whether a replica may stand for election.
     pub(super) fn may_stand(&self, replica: ReplicaId) -> bool {
         self.of(replica).is_none()
@@ -84,7 +95,7 @@ impl Losses {
     /// The replicas that neither vote nor stand.
     pub(crate) fn open(&self) -> BTreeSet<ReplicaId> {
         let replicas = self.replicas.lock();
-        let open = replicas.iter().filter(|(_, loss)| **loss != Loss::VotesOnly);
+        let open = replicas.iter().filter(|(_, loss)| !matches!(loss, Loss::VotesOnly { .. }));
         open.map(|(replica, _)| *replica).collect()
     }
 
@@ -96,10 +107,10 @@ impl Losses {
         }
     }
 
-    /// A replica whose loss is accepted votes.
-    pub(super) fn votes(&self, replica: ReplicaId) {
+    /// A replica whose loss is accepted votes for those that have this entry.
+    pub(super) fn votes(&self, replica: ReplicaId, least: Option<EntryId>) {
         if let Some(loss) = self.replicas.lock().get_mut(&replica) {
-            *loss = Loss::VotesOnly;
+            *loss = Loss::VotesOnly { least };
         }
     }
 
@@ -122,5 +133,30 @@ impl Losses {
                 "cannot store that a replica has all its entries again"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::LeaderId;
+
+    /// One that has less may be elected else, although a leader that was not heard yet has more.
+    #[test]
+    fn an_accepted_loss_gives_votes_to_those_that_have_most() {
+        let id = |index| {
+            let leader = LeaderId { term: 2, replica: 1 };
+            Some(EntryId { leader, index })
+        };
+        let losses = Losses::new([7], None);
+        assert!(losses.refuses(7, id(9)) && !losses.refuses(8, None));
+        losses.accept(&BTreeSet::from([7]));
+        assert!(losses.refuses(7, id(9)));
+        losses.votes(7, id(5));
+        assert_eq!(
+            [None, id(4), id(5), id(6)].map(|last| losses.refuses(7, last)),
+            [true, true, false, false]
+        );
+        assert!(!losses.is_open(7) && !losses.may_stand(7));
     }
 }

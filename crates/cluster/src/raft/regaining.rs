@@ -43,7 +43,7 @@ pub(super) async fn regain(replica: Regaining) {
     let own = replica.links.replica;
     while let Some(loss) = replica.losses.of(own) {
         let is_over = match replica.led().await {
-            Some((led, last)) => loss == Loss::VotesOnly || replica.has_all(led, last),
+            Some((led, last)) => matches!(loss, Loss::VotesOnly { .. }) || replica.has_all(led, last),
             None if loss == Loss::Accepted => replica.stands_if_it_has_most(pause).await,
             None => false,
         };
@@ -112,7 +112,7 @@ impl Regaining {
             .flatten()
             .filter_map(|said| said.last)
             .max();
-        self.losses.votes(self.links.replica);
+        self.losses.votes(self.links.replica, most);
         if self.log.bounds().last >= most {
             self.raft.runtime_config().elect(true);
             // An error: raft has ended.

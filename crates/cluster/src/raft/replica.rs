@@ -241,8 +241,11 @@ impl Replica {
             let text = "it does not stand for election at the moment".to_owned();
             return reply.send(Response::Refusal(Refusal::failed(text)));
         }
-        let asks_for_vote = matches!(incoming.request, Request::Vote(_) | Request::PreVote(_));
-        if (asks_for_vote || is_to_lead) && self.options.losses.is_open(self.id) {
+        let gives_none = match &incoming.request {
+            Request::Vote(asked) | Request::PreVote(asked) => self.options.losses.refuses(self.id, asked.last),
+            _ => is_to_lead && self.options.losses.is_open(self.id),
+        };
+        if gives_none {
             let text = "it may have lost entries that it had acknowledged, and has not caught up".to_owned();
             return reply.send(Response::Refusal(Refusal::failed(text)));
         }

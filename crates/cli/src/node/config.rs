@@ -16,7 +16,7 @@ use crate::serve::{Bytes, Config, Diagnostics, Limits, Listening, Number, Settin
 
 /// The limits on what the server works on at once follow from a ring of this size: an entry has less than 8 MiB.
 pub(super) const COMMAND_BYTES: usize = 16 << 20;
-/// The longest value, as Redis has it: a log takes a quarter of its limit from a command.
+/// The longest value, as Redis has it: a log takes a third of its limit from a command.
 const LONGEST_VALUE: usize = 512 << 20;
 
 /// All settings of `collie node`.

@@ -159,6 +159,11 @@ impl ClusterInner {
             "Logs of replicas that moved to where the layout has them.",
             vec![(Vec::new(), self.node.log_moves().moved())],
         ));
+        all.push(gauge(
+            "collie_cluster_problems",
+            "Problems that the status shows of this node.",
+            self.all_problems().len(),
+        ));
         all.push(self.of_drained_disks());
         all.extend(self.of_moves());
         all.extend(self.of_partitions(&logs));

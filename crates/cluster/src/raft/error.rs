@@ -66,7 +66,8 @@ pub enum CommandError {
     Table(#[from] collie_db::Error),
     /// It changes more than an entry has room for, and older nodes know no others.
     #[error(
-        "ERR the changes of this command have {bytes} bytes, and at feature level {level} have {limit} at most: run          `collie cluster finalize` once all nodes run this version"
+        "ERR the changes of this command have {bytes} bytes, and at feature level {level} have {limit} at most: run \
+         `collie cluster finalize` once all nodes run this version"
     )]
     NotInParts {
         /// The bytes of its changes.
@@ -78,7 +79,8 @@ pub enum CommandError {
     },
     /// It changes more than a log takes at once.
     #[error(
-        "ERR the changes of this command have {bytes} bytes; {limit} are taken here: a quarter of the limit of the log of          their partition (--log-limit), and 513 MiB"
+        "ERR the changes of this command have {bytes} bytes; {limit} are taken here: a third of the limit of the log of \
+         their partition (--log-limit), and 513 MiB"
     )]
     TooLarge {
         /// The bytes of its changes.

@@ -95,7 +95,9 @@ impl Losses {
     /// The replicas that neither vote nor stand.
     pub(crate) fn open(&self) -> BTreeSet<ReplicaId> {
         let replicas = self.replicas.lock();
-        let open = replicas.iter().filter(|(_, loss)| !matches!(loss, Loss::VotesOnly { .. }));
+        let open = replicas
+            .iter()
+            .filter(|(_, loss)| !matches!(loss, Loss::VotesOnly { .. }));
         open.map(|(replica, _)| *replica).collect()
     }
 

@@ -242,7 +242,9 @@ impl Replica {
             return reply.send(Response::Refusal(Refusal::failed(text)));
         }
         let gives_none = match &incoming.request {
-            Request::Vote(asked) | Request::PreVote(asked) => self.options.losses.refuses(self.id, asked.last),
+            Request::Vote(asked) | Request::PreVote(asked) => {
+                self.options.losses.refuses(self.id, asked.last)
+            }
             _ => is_to_lead && self.options.losses.is_open(self.id),
         };
         if gives_none {

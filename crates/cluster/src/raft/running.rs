@@ -46,7 +46,7 @@ const SHOWN: Duration = Duration::from_secs(10);
 /// From this level on a command may change more than one entry has room for.
 const LEVEL_OF_PARTS: u32 = 5;
 /// A command changes at most this part of what its log may have: nothing of it is let go before all has come.
-const OF_LOG_LIMIT: u64 = 4;
+const OF_LOG_LIMIT: u64 = 3;
 /// What an entry has beside its effects on rows.
 const BESIDE_CHANGES: u64 = 32;
 

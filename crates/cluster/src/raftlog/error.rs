@@ -67,7 +67,7 @@ pub enum StoreError {
     },
     /// Damage took frames of the replica. What is left of it is kept, and does not vote.
     #[error(
-        "replica {replica} of group {group} has lost frames to damage ({lost}); replace it by one with a new id"
+        "replica {replica} of group {group} has lost frames to damage ({lost}): check the disk, and remove the node"
     )]
     Quarantined {
         /// The group.

@@ -54,7 +54,7 @@ pub enum MachineError {
         last: String,
     },
     /// The log and the tables do not belong together: the replica must be replaced.
-    #[error("replica {replica}: {problem}; replace it by one with a new id")]
+    #[error("replica {replica}: {problem}: have `collie cluster drain` move it, or remove the node")]
     Apart {
         /// The replica.
         replica: ReplicaId,

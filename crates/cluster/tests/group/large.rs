@@ -113,7 +113,7 @@ fn a_leader_that_dies_among_the_parts_leaves_all_or_nothing() {
 #[test]
 fn what_a_log_does_not_take_is_refused_and_changes_nothing() {
     let cluster = Arc::new(Cluster::adjusted(Simulated::Nothing, |options| {
-        options.store.shared.log_limit = Some(16 << 20);
+        options.store.shared.log_limit = Some(12 << 20);
     }));
     assert_eq!(cluster.run(SLOT, LARGE, put(1, 3 << 20)).0, Settled::Holds);
     let (partition, _) = cluster.until("a leader", || cluster.led());

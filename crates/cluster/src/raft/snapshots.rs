@@ -149,6 +149,7 @@ pub(super) async fn ended(
     else {
         return unknown(end.snapshot);
     };
+    let began = Instant::now();
     let data = match staging {
         None => Ok(SnapshotData::Tables(machine.clone())),
         Some(mut staging) => {
@@ -175,10 +176,21 @@ pub(super) async fn ended(
     };
     // What is applied here already is not installed again: raft has it committed.
     let snapshot = Snapshot { meta, snapshot: data };
+    let checked = began.elapsed();
     match raft.install_full_snapshot(to_vote(end.vote), snapshot).await {
-        Ok(answer) => Response::Installed(Installed {
-            vote: from_vote(&answer.vote),
-        }),
+        Ok(answer) => {
+            let installed = began.elapsed().saturating_sub(checked);
+            tracing::info!(
+                from,
+                last = %position.applied,
+                ?checked,
+                ?installed,
+                "tables of another replica are taken over"
+            );
+            Response::Installed(Installed {
+                vote: from_vote(&answer.vote),
+            })
+        }
         Err(fatal) => Response::Refusal(Refusal::failed(fatal.to_string())),
     }
 }

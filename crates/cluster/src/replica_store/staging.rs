@@ -42,6 +42,8 @@ struct Got {
     bytes: u64,
     /// All of it, and it was checked.
     right: bool,
+    /// And it is durable, but for its name.
+    durable: bool,
 }
 
 /// As much of it is written out at a time, in bytes: what a user may have to wait for.
@@ -257,11 +259,12 @@ impl Staging {
                 _ if (size, crc32c) == (described.size, described.crc32c) => Got {
                     bytes: size,
                     right: true,
+                    durable: false,
                 },
                 // A part. Whether it is right shows when all of it is there.
                 _ if size < described.size => Got {
                     bytes: size,
-                    right: false,
+                    ..Got::default()
                 },
                 _ => {
                     remove_file(&*self.device, &path)?;
@@ -299,11 +302,12 @@ impl Staging {
         self.got.iter().map(|got| got.bytes).sum()
     }
 
-    /// Takes the next piece of a file.
+    /// Takes the next piece of a file. The last one of a file has it checked, and made durable.
     ///
     /// # Errors
     /// [`MachineError::Piece`] where it is not the next one, or longer than what is missing or than
-    /// [`PIECE_BYTES`]; [`MachineError::Io`].
+    /// [`PIECE_BYTES`]; [`MachineError::Checksum`] where the file is not as described: it is
+    /// [missing](Staging::missing) now; [`MachineError::Io`].
     pub fn write(&mut self, at: Missing, bytes: &[u8]) -> Result<(), MachineError> {
         let described = self.description.files.get(at.file);
         let (Some(described), Some(got)) = (described, self.got.get(at.file)) else {
@@ -345,10 +349,15 @@ impl Staging {
             }
             return Err(MachineError::io("write out", &path, error));
         }
-        if let Some(got) = self.got.get_mut(at.file) {
+        let described = self.description.files.get(at.file);
+        if let (Some(described), Some(got)) = (described, self.got.get_mut(at.file)) {
             got.bytes += bytes.len() as u64;
             // A file of nothing has come with its only piece.
             got.right = is_empty;
+            if got.bytes == described.size {
+                // Not at the end of all: the transfer makes up for it meanwhile.
+                complete(&*self.device, described, &path, got)?;
+            }
         }
         Ok(())
     }
@@ -374,11 +383,10 @@ impl Staging {
         Ok(())
     }
 
-    /// Checks all files, and makes them durable.
+    /// Checks the files that were not checked yet, and makes all durable.
     ///
     /// # Errors
-    /// [`MachineError::Piece`] where some are missing; [`MachineError::Checksum`] where one is not as
-    /// described: it is [missing](Staging::missing) now; [`MachineError::Io`].
+    /// [`MachineError::Piece`] where some are missing; as [`write`](Staging::write).
     pub fn finish(&mut self) -> Result<Staged, MachineError> {
         let files = self.dir.join(FILES);
         if let Some(missing) = self.missing() {
@@ -391,20 +399,7 @@ impl Staging {
         let mut dirs = BTreeSet::from([files.clone()]);
         for (described, got) in self.description.files.iter().zip(&mut self.got) {
             let path = files.join(described.path());
-            if !got.right {
-                let (size, crc32c) = checksum(&*self.device, &path)?;
-                if (size, crc32c) != (described.size, described.crc32c) {
-                    remove_file(&*self.device, &path)?;
-                    *got = Got::default();
-                    return Err(MachineError::Checksum {
-                        path,
-                        expected: Described::said(described.size, described.crc32c),
-                        found: Described::said(size, crc32c),
-                    });
-                }
-                got.right = true;
-            }
-            sync_file(&*self.device, &path)?;
+            complete(&*self.device, described, &path, got)?;
             let above = path.ancestors().skip(1).take_while(|dir| *dir != self.dir);
             dirs.extend(above.map(Path::to_owned));
         }
@@ -493,6 +488,33 @@ pub(super) fn relieve(device: &dyn Device, dir: &Path, reserve: Option<&DiskRese
         }
     }
     reserve.fill();
+}
+
+/// Checks a file that is there, and makes it durable, unless both were done.
+fn complete(
+    device: &dyn Device,
+    described: &Described,
+    path: &Path,
+    got: &mut Got,
+) -> Result<(), MachineError> {
+    if !got.right {
+        let (size, crc32c) = checksum(device, path)?;
+        if (size, crc32c) != (described.size, described.crc32c) {
+            remove_file(device, path)?;
+            *got = Got::default();
+            return Err(MachineError::Checksum {
+                path: path.to_owned(),
+                expected: Described::said(described.size, described.crc32c),
+                found: Described::said(size, crc32c),
+            });
+        }
+        got.right = true;
+    }
+    if !got.durable {
+        sync_file(device, path)?;
+        got.durable = true;
+    }
+    Ok(())
 }
 
 fn sync_file(device: &dyn Device, path: &Path) -> Result<(), MachineError> {

@@ -167,14 +167,19 @@ fn a_wrong_byte_is_found_and_fetched_again() {
     for file in 0..transfer.description().files.len() {
         let to = Replica::new(2, 2);
         let mut staging = to.machine().stage(transfer.description().clone()).unwrap();
+        let (mut is_wrong, mut refused) = (true, None);
         while let Some(missing) = staging.missing() {
             let mut piece = transfer.read(missing.file, missing.offset).unwrap();
-            if missing == (Missing { file, offset: 0 }) {
-                piece[0] ^= 4;
+            if missing == (Missing { file, offset: 0 }) && is_wrong {
+                (piece[0], is_wrong) = (piece[0] ^ 4, false);
             }
-            staging.write(missing, &piece).unwrap();
+            // The last piece of the file has it checked.
+            refused = refused.or(staging.write(missing, &piece).err());
+            if refused.is_some() && missing.file == file {
+                break;
+            }
         }
-        let refused = staging.finish().unwrap_err();
+        let refused = refused.unwrap();
         assert!(matches!(refused, MachineError::Checksum { .. }), "{refused}");
         let fetched = fetch(&transfer, &mut staging);
         assert_eq!(fetched, transfer.description().files[file].size);

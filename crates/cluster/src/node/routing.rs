@@ -105,11 +105,17 @@ impl Routing {
         let hears_majority = 2 * alive > nodes.len();
         let here = self.here(partition.group);
         let followed = here.and_then(|here| partition.node_of(here.replica.leader()?));
+        // A word of a term before that of the last vote here is over: the next leader would send clients back to the one
+        // that handed over.
+        let voted = || here.map_or(0, |here| here.replica.voted_term());
         let says_so = || {
             let terms = nodes
                 .iter()
                 .filter_map(|node| Some((known.term(*node, partition.group)?, *node)));
-            terms.max().map(|(_, node)| node)
+            terms
+                .max()
+                .filter(|(term, _)| *term >= voted())
+                .map(|(_, node)| node)
         };
         followed
             .filter(|node| known.is_alive(*node))

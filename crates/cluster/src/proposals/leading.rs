@@ -61,6 +61,8 @@ struct Progress {
     unresolved: BTreeSet<u32>,
     /// The last entry of the run before that was taken: one who has seen it may ask for it late.
     before: Option<Ticket>,
+    /// An entry was not taken: none behind it will be.
+    is_lost: bool,
 }
 
 impl Progress {
@@ -77,6 +79,7 @@ impl Progress {
             taken_index,
             unresolved: BTreeSet::new(),
             before: None,
+            is_lost: false,
         }
     }
 }
@@ -329,6 +332,13 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
         self.state.lock().queue.pop_front()
     }
 
+    /// Whether an entry before one of this run was not taken, so that nothing of it would be: it need not be proposed.
+    #[must_use]
+    pub fn is_lost(&self, run: &RunId) -> bool {
+        let state = self.state.lock();
+        matches!(&state.phase, Phase::Ending(progress) if progress.id == *run && progress.is_lost)
+    }
+
     /// An entry with effects on `rows` was applied: its batch, if it was taken, is written and can
     /// be read. Apply calls this for each, before anybody learns the outcome.
     pub fn applied<'a>(
@@ -372,7 +382,7 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
                     overlay.applied(first..=last, rows);
                 }
             }
-            Decision::Skipped(_) => phase.end(),
+            Decision::Skipped(_) => phase.lose(),
         }
         phase.go_on();
     }
@@ -395,7 +405,7 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
             // It may still come, so it stays unresolved.
             Outcome::Discarded | Outcome::Fatal | Outcome::Dropped => {}
         }
-        phase.end();
+        phase.lose();
         phase.go_on();
     }
 
@@ -510,6 +520,14 @@ impl<R: Hash + Eq + Clone, V: Clone> Phase<R, V> {
             Self::Open(progress, _) => Self::Ending(progress),
             phase => phase,
         };
+    }
+
+    /// The same where an entry of it was not taken.
+    fn lose(&mut self) {
+        self.end();
+        if let Self::Ending(progress) = self {
+            progress.is_lost = true;
+        }
     }
 
     /// Begins the next run if nothing of the last one can come any more: the table shows all of it

@@ -156,6 +156,11 @@ impl Replica {
         leads.then(|| running.commands.leading.standing().term())?
     }
 
+    /// The term of its last vote; 0 where it does not run.
+    pub(crate) fn voted_term(&self) -> u64 {
+        self.running().map_or(0, |running| running.state().vote.term)
+    }
+
     /// Waits until what runs is not `ended` any more, or the replica does not run.
     ///
     /// # Errors

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::beat::Beat;
 use crate::blocking::blocking;
-use crate::proposals::{Attempt, Stale};
+use crate::proposals::{Attempt, NotSubmitted, Stale};
 use crate::raft::batching::BESIDE_EFFECTS;
 use crate::raft::commands::{Admitted, Commands, RowChanges, count as changed};
 use crate::raft::elections::{Elections, Quorum, elected};
@@ -45,7 +45,7 @@ const SHOWN: Duration = Duration::from_secs(10);
 
 /// From this level on a command may change more than one entry has room for.
 const LEVEL_OF_PARTS: u32 = 5;
-/// A command changes at most this part of what its log may have: nothing of it is let go before all has come.
+/// A command changes at most this part of what its log may have.
 const OF_LOG_LIMIT: u64 = 3;
 /// What an entry has beside its effects on rows.
 const BESIDE_CHANGES: u64 = 32;
@@ -341,6 +341,10 @@ impl Running {
         let limit = of_log.min(MAX_IN_PARTS as u64);
         if bytes > limit {
             return Err(CommandError::TooLarge { bytes, limit });
+        }
+        // Evaluated anew when there is room, and then encoded.
+        if !self.commands.takes_effects() {
+            return Err(NotSubmitted::Full.into());
         }
         let mut parts = in_parts(changes.effects(), largest)?;
         let last = parts.pop().unwrap_or_default();

@@ -33,37 +33,35 @@ pub enum ChangedRows {
 /// Parts of effects as they come in entries.
 #[derive(Default)]
 struct Parts {
-    /// The first entry of those of which the last has not come.
-    first: Option<u64>,
-    /// Of the last one.
-    ticket: Option<Ticket>,
+    /// The last proposal of the last one's entry; none: none has come.
+    last: Option<Ticket>,
     bytes: Vec<u8>,
 }
 
 impl Parts {
+    fn are_begun(&self) -> bool {
+        self.last.is_some()
+    }
+
     /// Takes the next entry. Returns all parts, where it has them take place.
-    fn take(&mut self, index: u64, ticket: Ticket, effects: &[Effect<'_>]) -> Option<Vec<u8>> {
-        let follows = self
-            .ticket
-            .is_some_and(|last| last.run == ticket.run && last.n + 1 == ticket.n);
-        let before = std::mem::take(self);
-        let is_begun = follows && before.first.is_some();
+    fn take(&mut self, header: &Header, effects: &[Effect<'_>]) -> Option<Vec<u8>> {
+        let (first, before) = (header.ticket, std::mem::take(self));
+        let follows = before
+            .last
+            .is_some_and(|last| last.run == first.run && last.n.checked_add(1) == Some(first.n));
+        let last = Some(header.last());
         match *effects {
             [Effect::Part { number: 0, bytes }] => {
-                *self = Self {
-                    first: Some(index),
-                    ticket: Some(ticket),
-                    bytes: bytes.to_vec(),
-                };
+                let bytes = bytes.to_vec();
+                *self = Self { last, bytes };
                 None
             }
-            [Effect::Part { bytes, .. }] if is_begun => {
-                *self = before;
-                self.ticket = Some(ticket);
+            [Effect::Part { bytes, .. }] if follows => {
+                *self = Self { last, ..before };
                 self.bytes.extend_from_slice(bytes);
                 None
             }
-            [Effect::Parts { bytes, .. }] if is_begun && before.bytes.len() as u64 == bytes => {
+            [Effect::Parts { bytes, .. }] if follows && before.bytes.len() as u64 == bytes => {
                 Some(before.bytes)
             }
             // Of a run that ended in between: they did not take place.
@@ -97,11 +95,7 @@ impl Replica {
     /// # Errors
     /// The replica does not run.
     pub fn applied_index(&self) -> Result<u64, CommandError> {
-        let machine = &self.running()?.machine;
-        let applied = machine.applied().map_or(0, |id| id.index);
-        Ok(machine
-            .parts_from()
-            .map_or(applied, |first| applied.min(first - 1)))
+        Ok(self.running()?.machine.applied_whole().unwrap_or(0))
     }
 
     /// Changes whenever an entry was applied, while the replica leads.
@@ -120,16 +114,12 @@ impl Replica {
     pub fn changed_behind(&self, index: u64, bytes: u64) -> Result<ChangedRows, CommandError> {
         let running = self.running()?;
         let (machine, log) = (&running.machine, running.machine.log());
-        let Some(applied) = machine.applied().filter(|applied| applied.index > index) else {
+        let Some(end) = machine.applied_whole().filter(|end| *end > index) else {
             return Ok(ChangedRows::None);
         };
-        // What has come only in part is looked at once all has.
-        let end = machine
-            .parts_from()
-            .map_or(applied.index, |first| applied.index.min(first - 1));
         let slots = machine.slots();
         let (mut rows, mut parts, mut through) = (BTreeSet::new(), Parts::default(), index);
-        while through < end && (through == index || parts.first.is_some()) {
+        while through < end && (through == index || parts.are_begun()) {
             let entries = log.read_up_to(through + 1..end + 1, bytes)?;
             let is_next = entries.first().is_some_and(|entry| entry.id.index == through + 1);
             let (true, Some(last)) = (is_next, entries.last()) else {
@@ -144,7 +134,7 @@ impl Replica {
                     continue;
                 };
                 let effects = effects::decode(effects)?;
-                let joined = parts.take(entry.id.index, header.ticket, &effects);
+                let joined = parts.take(&header, &effects);
                 let effects = match &joined {
                     Some(joined) => effects::decode_parts(joined)?,
                     None => effects,
@@ -154,14 +144,8 @@ impl Replica {
             }
             through = last.id.index;
         }
-        // Its last part came between the two looks above.
-        if let Some(first) = parts.first {
-            through = first - 1;
-        }
-        match through == index {
-            true => Ok(ChangedRows::None),
-            false => Ok(ChangedRows::Some { rows, through }),
-        }
+        // Parts that are left were dropped: their last one is not behind them.
+        Ok(ChangedRows::Some { rows, through })
     }
 
     /// How far the partition has been sent to targets, by their numbers. Blocks.
@@ -207,10 +191,10 @@ mod tests {
         let run = |entries: &[(Ticket, [Effect<'_>; 1])]| {
             let mut parts = Parts::default();
             let mut found = None;
-            for (index, (ticket, effects)) in (10..).zip(entries) {
-                found = parts.take(index, *ticket, effects);
+            for (ticket, effects) in entries {
+                found = parts.take(&Header::of(*ticket, 0, 0), effects);
             }
-            (found, parts.first)
+            (found, parts.are_begun())
         };
         let whole = [
             (ticket(1, 5), part(0)),
@@ -218,29 +202,38 @@ mod tests {
             (ticket(1, 7), part(2)),
             (ticket(1, 8), ALL),
         ];
-        assert_eq!(run(&whole), (Some(b"abcdef".to_vec()), None));
+        assert_eq!(run(&whole), (Some(b"abcdef".to_vec()), false));
         for some in 1..4 {
-            assert_eq!(run(&whole[..some]), (None, Some(10)), "{some} of them");
+            assert_eq!(run(&whole[..some]), (None, true), "{some} of them");
         }
         // From the middle, where a gap is, of another run, and behind something else.
-        assert_eq!(run(&whole[1..]), (None, None));
+        assert_eq!(run(&whole[1..]), (None, false));
         let mut gap = whole;
         gap[2].0 = ticket(1, 8);
         gap[3].0 = ticket(1, 9);
-        assert_eq!(run(&gap), (None, None));
+        assert_eq!(run(&gap), (None, false));
         let mut other = whole;
         other[3].0 = ticket(2, 8);
-        assert_eq!(run(&other), (None, None));
+        assert_eq!(run(&other), (None, false));
         let mut between = whole;
         between[1].1 = [Effect::Count { slot: 1, delta: 1 }];
-        assert_eq!(run(&between), (None, None));
+        assert_eq!(run(&between), (None, false));
         // Others begin.
         let again = [&whole[..2], &whole[..]].concat();
         let again: Vec<_> = (1..)
             .zip(again)
             .map(|(n, (_, effects))| (ticket(1, n), effects))
             .collect();
-        assert_eq!(run(&again), (Some(b"abcdef".to_vec()), None));
-        assert_eq!(run(&again[..3]), (None, Some(12)));
+        assert_eq!(run(&again), (Some(b"abcdef".to_vec()), false));
+        assert_eq!(run(&again[..3]), (None, true));
+        // Another proposal is in the entry before a part.
+        let mut parts = Parts::default();
+        let mut joined = Header::of(ticket(1, 4), 0, 0);
+        assert!(joined.join(&Header::of(ticket(1, 5), 0, 0)));
+        assert_eq!(parts.take(&joined, &whole[0].1), None);
+        for (ticket, effects) in &whole[1..3] {
+            assert_eq!(parts.take(&Header::of(*ticket, 0, 0), effects), None);
+        }
+        assert!(parts.take(&Header::of(whole[3].0, 0, 0), &whole[3].1).is_some());
     }
 }

@@ -67,6 +67,11 @@ pub(super) async fn propose(
         while before.is_none()
             && let Some(batch) = batches.next()
         {
+            // The rest of a large command, for example.
+            if commands.leading.is_lost(&batch.header.ticket.run) {
+                became(Outcome::Refused, batch.waiters);
+                continue;
+            }
             let room = tokio::select! {
                 biased;
                 room = log.reserve_prepared(batch.without_room as u64, || Purpose::Write) => room.ok(),

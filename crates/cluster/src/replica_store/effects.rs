@@ -213,14 +213,16 @@ impl EffectsBuf {
     /// # Errors
     /// [`FieldError`] where they would be more than an entry may have; nothing was added.
     pub fn extend(&mut self, other: &Self) -> Result<(), FieldError> {
-        let (bytes, count, version) = (self.bytes.len(), self.count, self.version());
+        // Also where one of them has none: which version would the entry have?
+        if self.version().max(other.version()) > VERSION {
+            return Err(Fields::new(&self.bytes).wrong(1, "an effect alone", other.count));
+        }
+        let (bytes, count) = (self.bytes.len(), self.count);
         self.bytes.extend_from_slice(&other.bytes[HEAD..]);
         self.count = count.saturating_add(other.count);
-        let checked = self.check_alone(other.version()).and_then(|()| self.check_size());
-        if let Err(error) = checked {
+        if let Err(error) = self.check_size() {
             self.bytes.truncate(bytes);
             self.count = count;
-            self.set_version(version);
             return Err(error);
         }
         self.write_count();
@@ -577,6 +579,18 @@ mod tests {
         );
         for len in 0..buf.bytes().len() {
             assert!(decode(&buf.bytes()[..len]).is_err());
+        }
+        // Nor with none: that would be an entry that no replica reads.
+        let part = Effect::Part {
+            number: 0,
+            bytes: b"part",
+        };
+        for effect in [Effect::Split(split), Effect::Stamps(7), part] {
+            let (mut alone, mut none) = (EffectsBuf::default(), EffectsBuf::default());
+            alone.push(effect).unwrap();
+            let before = alone.clone();
+            assert!(alone.extend(&none).is_err() && none.extend(&alone).is_err());
+            assert_eq!((alone, none), (before, EffectsBuf::default()));
         }
         // Each kind in its version.
         let mut stamps = EffectsBuf::default();

@@ -95,10 +95,13 @@ impl Machine {
         }
     }
 
-    /// The first entry of parts of which the last has not come; none: all have. What it and those behind it change is
-    /// not known yet.
-    pub(crate) fn parts_from(&self) -> Option<u64> {
-        self.0.applying.lock().parts.map(|parts| parts.first)
+    /// The last entry that was applied, or the one before the first part of effects of which the last part has not
+    /// come: what those change is not known yet. Waits for an entry that is being applied.
+    pub(crate) fn applied_whole(&self) -> Option<u64> {
+        let applying = self.0.applying.lock();
+        let applied = self.applied()?.index;
+        let before = |parts: PartsSoFar| parts.first.saturating_sub(1);
+        Some(applying.parts.map_or(applied, before))
     }
 }
 

@@ -511,7 +511,12 @@ fn complete(
         got.right = true;
     }
     if !got.durable {
-        sync_file(device, path)?;
+        if let Err(error) = sync_file(device, path) {
+            // The next sync would say nothing of it: all of the file comes anew.
+            remove_file(device, path)?;
+            *got = Got::default();
+            return Err(error);
+        }
         got.durable = true;
     }
     Ok(())
@@ -621,6 +626,12 @@ mod tests {
         assert_eq!(staging.missing().map(|missing| missing.offset), Some(0));
         write(&mut staging, SIZE).unwrap();
         staging.finish().unwrap();
+        for got in &mut staging.got {
+            got.durable = false;
+        }
+        device.inject(Fault::new(FaultKind::SyncFails).on("files/file").times(1));
+        staging.finish().unwrap_err();
+        assert_eq!(staging.missing().map(|missing| missing.offset), Some(0));
         let begun = staging.scheduler.as_ref().unwrap().begun();
         assert_eq!(begun.background, 3, "one turn for each 512 KiB, or less");
     }

@@ -60,8 +60,14 @@ fn large_values_are_written_beside_small_ones_and_read_at_once() {
     let (written, ()) = evaluate(&*partition, SLOT, &[LARGE], Duration::ZERO, put(9, BYTES)).unwrap();
     let (seen, fill) = evaluate(&*partition, SLOT, &[LARGE], Duration::ZERO, read).unwrap();
     assert_eq!(fill, 9);
+    // Behind them comes an entry without effects, for the time that a read needs.
+    let mut evaluation = partition.begin(SLOT, &[b"key"], Duration::ZERO).unwrap();
+    let expired = evaluation.now_ms() + 5;
+    evaluation.expired(expired);
+    let raised = evaluation.finish(Vec::new(), 0).unwrap();
     assert_eq!(cluster.runtime.block_on(written), Settled::Holds);
     assert_eq!(cluster.runtime.block_on(seen), Settled::Holds);
+    assert_eq!(cluster.runtime.block_on(raised), Settled::Holds);
     // It holds what is to die.
     drop(partition);
     for place in &cluster.places {

@@ -173,6 +173,7 @@ fn parts_of_slots_of_another_group_are_not_taken() {
     }
     let skipped = apply(&replica, entries.len() as u64, last).unwrap();
     assert_eq!(skipped, ApplyOutcome::Skipped);
+    assert_eq!(kept(replica.machine()), 0);
     assert_eq!(value(replica.machine(), 6000, b"key"), None);
 }
 

@@ -302,3 +302,26 @@ fn parts_have_numbers_of_their_own_and_rows_stay_until_the_last() -> Result<(), 
     assert_eq!(leading.settled(&last), EntryFate::Taken);
     Ok(())
 }
+
+#[test]
+fn what_is_behind_an_entry_that_was_not_taken_need_not_be_proposed() -> Result<(), NotOpen> {
+    let leading = leads();
+    let mut tickets = Vec::new();
+    for _ in 0..2 {
+        let Ok(Evaluated::Submitted(ticket)) = leading.finish(leading.begin()?, effects(), (), 0) else {
+            panic!("not submitted");
+        };
+        tickets.push(ticket);
+    }
+    let run = tickets[0].run;
+    assert!(!leading.is_lost(&run));
+    leading.outcome(&tickets[0], Outcome::Refused);
+    assert!(leading.is_lost(&run));
+    leading.outcome(&tickets[1], Outcome::Refused);
+    // The last entry of a run ends it, and is proposed.
+    let evaluation = leading.begin()?;
+    let next = evaluation.run;
+    assert!(leading.finish_run(&evaluation, (), 0).is_ok());
+    assert!(!leading.is_lost(&run) && !leading.is_lost(&next));
+    Ok(())
+}

@@ -304,7 +304,7 @@ fn parts_have_numbers_of_their_own_and_rows_stay_until_the_last() -> Result<(), 
 }
 
 #[test]
-fn what_is_behind_an_entry_that_was_not_taken_need_not_be_proposed() -> Result<(), NotOpen> {
+fn what_is_behind_a_lost_entry_need_not_be_proposed() -> Result<(), NotOpen> {
     let leading = leads();
     let mut tickets = Vec::new();
     for _ in 0..2 {

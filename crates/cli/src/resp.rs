@@ -99,6 +99,18 @@ impl Client {
         Ok(Self::over(Stream::Secured(Box::new(secured))))
     }
 
+    /// Every reply may take so long from now on.
+    ///
+    /// # Errors
+    /// The socket's.
+    pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
+        let stream = match self.stream.get_ref() {
+            Stream::Plain(stream) => stream,
+            Stream::Secured(secured) => &secured.sock,
+        };
+        stream.set_read_timeout(Some(patience))
+    }
+
     fn over(stream: Stream) -> Self {
         Self {
             stream: BufReader::with_capacity(1 << 16, stream),

@@ -10,8 +10,9 @@ use collie_cluster::{TargetConnection, TargetNetwork, TargetReply};
 use crate::args::AccessArgs;
 use crate::cluster::Access;
 
-/// A connection is made, and a reply comes, within so long.
+/// A connection is made, and a reply comes, within so long; for rows of many bytes later, by so many a millisecond.
 const PATIENCE: Duration = Duration::from_secs(5);
+const BYTES_PER_MS: u64 = 4 << 10;
 
 /// Other clusters, all of which take the same password and certificate.
 #[derive(Debug)]
@@ -57,7 +58,7 @@ impl TargetConnection for Target {
     fn call(&mut self, commands: &[Vec<Vec<u8>>]) -> io::Result<Vec<TargetReply>> {
         self.call_now(commands).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                io::Error::new(error.kind(), format!("no answer within {} s", PATIENCE.as_secs()))
+                io::Error::new(error.kind(), "no answer in time")
             }
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
                 io::Error::new(error.kind(), format!("it ended the connection ({error})"))
@@ -69,6 +70,9 @@ impl TargetConnection for Target {
 
 impl Target {
     fn call_now(&mut self, commands: &[Vec<Vec<u8>>]) -> io::Result<Vec<TargetReply>> {
+        let bytes: usize = commands.iter().flatten().map(Vec::len).sum();
+        let of_bytes = Duration::from_millis(bytes as u64 / BYTES_PER_MS);
+        self.0.set_patience(PATIENCE + of_bytes)?;
         for words in commands {
             let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
             self.0.push(&words);

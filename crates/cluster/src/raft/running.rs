@@ -320,7 +320,6 @@ impl Running {
         }
         let effects = changes.encode()?;
         let bytes = effects.bytes().len() + BESIDE_EFFECTS;
-        log.check_size(bytes)?;
         let room = removes
             .then(|| log.reserve(bytes as u64, Purpose::Remove))
             .transpose()?;

@@ -135,8 +135,8 @@ fn a_nodes_configuration_is_checked_before_it_is_made() {
             "/nowhere",
         ),
         (
-            "[limits]\nproto-max-bulk-len = \"9mb\"\n",
-            "proto-max-bulk-len is 9437184",
+            "[limits]\nproto-max-bulk-len = \"513mb\"\n",
+            "proto-max-bulk-len is 537919488",
         ),
     ] {
         let refused = check(rest, &[]);

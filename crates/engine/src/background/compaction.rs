@@ -199,7 +199,10 @@ fn makes_room(store: &Store, family: &FamilyState) -> bool {
         0 => tables.may_be_hidden(),
         hidden => hidden,
     };
-    fits_in_reserve(store, hidden.saturating_add(replaced), all)
+    let gone = hidden.saturating_add(replaced);
+    // The estimate may be too low, and what was removed would stay for ever: where most is gone a merge is tried. One
+    // that finds no room has a pause behind it.
+    fits_in_reserve(store, gone, all) || (gone >= FREED_LEAST && gone >= all / 4 * 3)
 }
 
 /// As [`rule_when_full`], of the reserve too. The device may have no more than a part of it, and that

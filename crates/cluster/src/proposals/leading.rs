@@ -295,15 +295,7 @@ impl<R: Hash + Ord + Clone, V: Clone, P> Leading<R, V, P> {
         stamp_ms: u64,
     ) -> Result<Evaluated, NotSubmitted> {
         let mut state = self.state.lock();
-        state.make_numbers(evaluation, parts.len(), self.pending_max)?;
-        for part in parts {
-            state.submit(evaluation, Effects::new(), part, stamp_ms, usize::MAX)?;
-        }
-        let rows = effects.keys().cloned().collect();
-        let ticket = state.submit(evaluation, effects, last, stamp_ms, usize::MAX)?;
-        if let Phase::Open(_, overlay) = &mut state.phase {
-            overlay.note_rows(ticket.n, rows);
-        }
+        let ticket = state.submit_all(evaluation, effects, (parts, last), stamp_ms, self.pending_max)?;
         Ok(Evaluated::Submitted(ticket))
     }
 
@@ -444,37 +436,23 @@ impl<R: Hash + Eq + Clone, V: Clone, P> LeadingState<R, V, P> {
         }
     }
 
-    /// Sees to it that so many entries can be submitted, and one more.
-    fn make_numbers(
-        &mut self,
-        evaluation: &Attempt,
-        more: usize,
-        pending_max: usize,
-    ) -> Result<(), NotSubmitted> {
-        self.run_of(evaluation)?;
-        let Phase::Open(progress, _) = &self.phase else {
-            return Err(Stale.into());
-        };
-        if progress.unresolved.len() >= pending_max {
-            return Err(NotSubmitted::Full);
-        }
-        let has_numbers = (u32::MAX - progress.submitted) as usize > more;
-        match has_numbers {
-            true => Ok(()),
-            // The next run has.
-            false => {
-                self.phase.end();
-                self.phase.go_on();
-                Err(Stale.into())
-            }
-        }
-    }
-
     fn submit(
         &mut self,
         evaluation: &Attempt,
         effects: Effects<R, V>,
         payload: P,
+        stamp_ms: u64,
+        pending_max: usize,
+    ) -> Result<Ticket, NotSubmitted> {
+        self.submit_all(evaluation, effects, (Vec::new(), payload), stamp_ms, pending_max)
+    }
+
+    /// Submits an entry without effects for each of `parts`, and then one with them: all, or none.
+    fn submit_all(
+        &mut self,
+        evaluation: &Attempt,
+        effects: Effects<R, V>,
+        (parts, last): (Vec<P>, P),
         stamp_ms: u64,
         pending_max: usize,
     ) -> Result<Ticket, NotSubmitted> {
@@ -485,20 +463,30 @@ impl<R: Hash + Eq + Clone, V: Clone, P> LeadingState<R, V, P> {
         if progress.unresolved.len() >= pending_max {
             return Err(NotSubmitted::Full);
         }
-        let Some(n) = progress.submitted.checked_add(1) else {
+        if (u32::MAX - progress.submitted) as usize <= parts.len() {
             // The run has no more numbers: the next one has.
             self.phase.end();
             self.phase.go_on();
             return Err(Stale.into());
-        };
-        progress.submitted = n;
-        progress.unresolved.insert(n);
-        overlay.put(n, effects);
+        }
+        let rows = (!parts.is_empty()).then(|| effects.keys().cloned().collect());
         self.newest_ms = stamp_ms.max(evaluation.needed_ms).max(self.newest_ms);
-        let ticket = Ticket { run, n };
-        let header = Header::of(ticket, progress.base, self.newest_ms);
-        self.queue.push_back(Proposal { header, payload });
-        Ok(ticket)
+        for payload in parts.into_iter().chain([last]) {
+            progress.submitted += 1;
+            let ticket = Ticket {
+                run,
+                n: progress.submitted,
+            };
+            progress.unresolved.insert(ticket.n);
+            let header = Header::of(ticket, progress.base, self.newest_ms);
+            self.queue.push_back(Proposal { header, payload });
+        }
+        let n = progress.submitted;
+        overlay.put(n, effects);
+        if let Some(rows) = rows {
+            overlay.note_rows(n, rows);
+        }
+        Ok(Ticket { run, n })
     }
 
     /// The entry of this run with which the time comes that a reply needs, 0 where it has come; none

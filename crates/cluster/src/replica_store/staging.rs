@@ -342,10 +342,9 @@ impl Staging {
             written.map_err(|error| MachineError::io("write", &path, error))
         })?;
         if let Err(error) = self.write_out(&*file, at.offset, bytes.len()) {
-            // No sync says it again: all of the file comes anew.
-            remove_file(&*self.device, &path)?;
             if let Some(got) = self.got.get_mut(at.file) {
-                *got = Got::default();
+                // No sync says it again.
+                fetch_anew(&*self.device, &path, got)?;
             }
             return Err(MachineError::io("write out", &path, error));
         }
@@ -500,8 +499,7 @@ fn complete(
     if !got.right {
         let (size, crc32c) = checksum(device, path)?;
         if (size, crc32c) != (described.size, described.crc32c) {
-            remove_file(device, path)?;
-            *got = Got::default();
+            fetch_anew(device, path, got)?;
             return Err(MachineError::Checksum {
                 path: path.to_owned(),
                 expected: Described::said(described.size, described.crc32c),
@@ -512,14 +510,19 @@ fn complete(
     }
     if !got.durable {
         if let Err(error) = sync_file(device, path) {
-            // The next sync would say nothing of it: all of the file comes anew.
-            remove_file(device, path)?;
-            *got = Got::default();
+            // The next sync would say nothing of it.
+            fetch_anew(device, path, got)?;
             return Err(error);
         }
         got.durable = true;
     }
     Ok(())
+}
+
+/// Removes what is there of a file: all of it comes anew.
+fn fetch_anew(device: &dyn Device, path: &Path, got: &mut Got) -> Result<(), MachineError> {
+    *got = Got::default();
+    remove_file(device, path)
 }
 
 fn sync_file(device: &dyn Device, path: &Path) -> Result<(), MachineError> {
@@ -553,6 +556,14 @@ mod tests {
     }
 
     const SIZE: u64 = 512 << 10;
+
+    fn disk() -> (SimDevice, DiskReserve) {
+        let device = SimDevice::new(1);
+        device.create_dir_all(Path::new("/disk")).unwrap();
+        let all: Arc<dyn Device> = Arc::new(device.clone());
+        let reserve = DiskReserve::new(all, "/disk/RESERVE".into(), 2 << 20, Arc::new(NoLogs));
+        (device, reserve)
+    }
 
     fn staging(device: &SimDevice, reserve: &DiskReserve, name: &str) -> Staging {
         let leader = LeaderId { term: 1, replica: 1 };
@@ -588,10 +599,7 @@ mod tests {
     /// It had no room, and another one at the same time would use up what it counts on.
     #[test]
     fn one_transfer_has_the_reserve_of_a_full_disk() {
-        let device = SimDevice::new(1);
-        device.create_dir_all(Path::new("/disk")).unwrap();
-        let all: Arc<dyn Device> = Arc::new(device.clone());
-        let reserve = DiskReserve::new(all, "/disk/RESERVE".into(), 2 << 20, Arc::new(NoLogs));
+        let (device, reserve) = disk();
         reserve.fill();
         let [mut one, mut other] = ["one", "other"].map(|name| staging(&device, &reserve, name));
         device.limit_space(Some(0));
@@ -614,10 +622,7 @@ mod tests {
     /// The sync at the end would say nothing of it, and what is in the cache is right.
     #[test]
     fn what_cannot_be_written_out_comes_anew() {
-        let device = SimDevice::new(1);
-        device.create_dir_all(Path::new("/disk")).unwrap();
-        let all: Arc<dyn Device> = Arc::new(device.clone());
-        let reserve = DiskReserve::new(all, "/disk/RESERVE".into(), 2 << 20, Arc::new(NoLogs));
+        let (device, reserve) = disk();
         let mut staging = staging(&device, &reserve, "one");
         write(&mut staging, SIZE / 2).unwrap();
         device.inject(Fault::new(FaultKind::SyncFails).on("files/file").times(1));
@@ -638,10 +643,7 @@ mod tests {
 
     #[test]
     fn half_a_transfer_goes_where_the_reserve_is_missing() {
-        let device = SimDevice::new(1);
-        device.create_dir_all(Path::new("/disk")).unwrap();
-        let all: Arc<dyn Device> = Arc::new(device.clone());
-        let reserve = DiskReserve::new(all, "/disk/RESERVE".into(), 2 << 20, Arc::new(NoLogs));
+        let (device, reserve) = disk();
         reserve.fill();
         write(&mut staging(&device, &reserve, "one"), SIZE / 2).unwrap();
         let dir = Path::new("/disk/one");

@@ -200,9 +200,13 @@ fn makes_room(store: &Store, family: &FamilyState) -> bool {
         hidden => hidden,
     };
     let gone = hidden.saturating_add(replaced);
-    // The estimate may be too low, and what was removed would stay for ever: where most is gone a merge is tried. One
-    // that finds no room has a pause behind it.
-    fits_in_reserve(store, gone, all) || (gone >= FREED_LEAST && gone >= all / 4 * 3)
+    fits_in_reserve(store, gone, all) || is_mostly_gone(gone, all)
+}
+
+/// Whether a merge is tried although the rest does not fit by the estimate, which may be too low: what was removed would
+/// stay for ever. One that finds no room has a pause behind it.
+fn is_mostly_gone(gone: u64, all: u64) -> bool {
+    gone >= FREED_LEAST && gone >= all / 4 * 3
 }
 
 /// As [`rule_when_full`], of the reserve too. The device may have no more than a part of it, and that
@@ -305,6 +309,10 @@ mod tests {
         assert!(!rule_when_full(all / 4, all, all / 4 * 3 + least - 1));
         assert!(!rule_when_full(all / 4 - 1, all, u64::MAX), "less than a quarter");
         assert!(!rule_when_full(least - 1, least, u64::MAX), "next to nothing");
+        // As it was on a disk of 800 MiB of which everything was deleted: it did not fit by the estimate.
+        assert!(!rule_when_full(621_846_793, 762_156_324, 60_000_000));
+        assert!(is_mostly_gone(621_846_793, 762_156_324));
+        assert!(!is_mostly_gone(all / 4 * 3 - 1, all) && !is_mostly_gone(least - 1, least));
     }
 
     #[test]

@@ -116,17 +116,22 @@ fn a_leader_that_dies_among_the_parts_leaves_all_or_nothing() {
     assert_eq!(settled, (Settled::Holds, 1));
 }
 
+/// Why the value is refused.
+fn refused(cluster: &Cluster) -> String {
+    let (partition, _) = cluster.until("a leader", || cluster.led());
+    match evaluate(&*partition, SLOT, &[LARGE], Duration::ZERO, put(2, BYTES)).map(drop) {
+        Err(Refused::Text(text)) => text,
+        other => panic!("it is not refused: {other:?}"),
+    }
+}
+
 #[test]
 fn what_a_log_does_not_take_is_refused_and_changes_nothing() {
     let cluster = Arc::new(Cluster::adjusted(Simulated::Nothing, |options| {
         options.store.shared.log_limit = Some(12 << 20);
     }));
     assert_eq!(cluster.run(SLOT, LARGE, put(1, 3 << 20)).0, Settled::Holds);
-    let (partition, _) = cluster.until("a leader", || cluster.led());
-    let refused = evaluate(&*partition, SLOT, &[LARGE], Duration::ZERO, put(2, BYTES)).map(drop);
-    let Err(Refused::Text(text)) = refused else {
-        panic!("{refused:?}");
-    };
+    let text = refused(&cluster);
     assert!(
         text.starts_with("ERR the changes of this command have 52428")
             && text.contains("; 4194304 are taken"),
@@ -141,11 +146,7 @@ fn older_nodes_get_no_parts() {
         options.peers.identity.level = 4;
     }));
     assert_eq!(cluster.run(SLOT, LARGE, put(1, 400 << 10)).0, Settled::Holds);
-    let (partition, _) = cluster.until("a leader", || cluster.led());
-    let refused = evaluate(&*partition, SLOT, &[LARGE], Duration::ZERO, put(2, BYTES)).map(drop);
-    let Err(Refused::Text(text)) = refused else {
-        panic!("{refused:?}");
-    };
+    let text = refused(&cluster);
     assert!(
         text.contains("at feature level 4") && text.contains("`collie cluster finalize`"),
         "{text}"

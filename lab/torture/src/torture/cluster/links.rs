@@ -164,12 +164,13 @@ impl Proxy {
             let (node, behind) = (self.node, self.behind);
             let (processes, flows) = (self.processes.clone(), self.flows.clone());
             tokio::spawn(async move {
-                // Whose it is takes long to find where there are many sockets: what is carried meanwhile
-                // must not wait for it.
+                // Whose it is takes long to find where nodes have many descriptors: what is carried
+                // meanwhile must not wait for it.
                 let source = match processes {
                     None => Some(node),
                     Some(processes) => {
-                        let owner = tokio::task::spawn_blocking(move || processes.owner(address));
+                        let Ok(here) = client.local_addr() else { return };
+                        let owner = tokio::task::spawn_blocking(move || processes.owner(address, here));
                         owner.await.unwrap_or_default()
                     }
                 };

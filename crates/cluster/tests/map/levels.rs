@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use collie_cluster::testing::map::LEVEL;
-use collie_cluster::{Begin, ClusterError};
+use collie_cluster::{Begin, ClusterError, EntryDurability};
 use collie_server::cluster::NodeRequest;
 
 use super::sites::{Site, bootstrap, settled, sites, until};
@@ -96,6 +96,21 @@ fn nodes_are_upgraded_one_by_one_and_go_back_until_it_is_final() {
     );
     let mut topology = sites[0].with(|node, _| node.cluster().topology());
     assert_eq!((topology.level, topology.newest_level), (1, LEVEL));
+
+    // Entries that wait for no disk: the others would not know what one that lost them asks.
+    sites[1].close();
+    let mut options = sites[1].options();
+    options.spoken = NEW;
+    options.store.shared.entries = EntryDurability::Process;
+    let refused = sites[1].try_start(options, Begin::Start).unwrap_err().to_string();
+    for expected in [
+        "`process` needs feature level 5, and the cluster has 1",
+        "start with `disk`, ask for `collie cluster finalize`",
+    ] {
+        assert!(refused.contains(expected), "{refused}");
+    }
+    restart(&sites[1], NEW);
+    settled(&sites, 3, 6);
 
     // One that is away may be of the old version.
     sites[2].close();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use collie_io::{Device, RealDevice};
 
-use crate::torture::cluster::{Fault, Product, Reads};
+use crate::torture::cluster::{Entries, Fault, Product, Reads};
 use crate::torture::power::{Aim, System};
 
 #[derive(Debug, Subcommand)]
@@ -76,6 +76,9 @@ pub(crate) struct ClusterArgs {
     /// How leaders of Collie make sure that reads are of the newest state.
     #[arg(long, value_enum, default_value = "index")]
     pub(crate) reads: Reads,
+    /// What entries of Collie wait for.
+    #[arg(long, value_enum, default_value = "disk")]
+    pub(crate) durability: Entries,
     /// The product under test.
     #[arg(long, value_enum, default_value = "collie")]
     pub(crate) system: Product,

@@ -8,12 +8,16 @@ use collie_io::{Clock, RealClock};
 use collie_sim::Rng;
 
 use super::disks::DISKS;
+use super::links::{Flow, Flows};
 use super::nodes::Nodes;
+use super::plan::Entries;
 use super::target::{DOWN_MS, Surroundings, Target, pause};
 
 /// How long an operation is waited for at which the power is cut, while nodes serve and while they open
 /// their stores, in milliseconds: afterwards it is cut wherever they are.
 const SERVING_MS: std::ops::Range<u64> = 0..3_000;
+/// How long two of three nodes have for an election.
+const ELECTING_MS: std::ops::Range<u64> = 2_000..5_000;
 /// How long an acknowledgement is waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long syncs take on all disks meanwhile: some are under way when the power goes.
@@ -38,6 +42,16 @@ pub(crate) fn power(
     around: &Surroundings<'_, '_>,
 ) -> anyhow::Result<()> {
     let mut victims = target.victims(nodes.len(), rng);
+    if nodes.entries == Entries::Process {
+        // Until then a power cut of another one is one of most that had its entries.
+        nodes.wait_until_regained()?;
+        if nodes.replicas < nodes.len() {
+            victims.truncate(1);
+        }
+        if let Some(leader) = target.leader.filter(|_| nodes.len() == 3 && rng.coin()) {
+            return power_of_the_other_copy(leader, nodes, rng, around);
+        }
+    }
     if all {
         victims = (0..nodes.len())
             .map(|n| (target.victim + n) % nodes.len())
@@ -73,6 +87,36 @@ pub(crate) fn power(
         around.notes.struck("power, soon after a start");
     }
     victims.iter().try_for_each(|&node| nodes.restart(node))
+}
+
+/// Cuts the power of the only node beside the leader that has the newest entries, which are in its memory; the leader
+/// is killed then, and comes back after the others had the time to elect another, which would lack these entries.
+fn power_of_the_other_copy(
+    leader: usize,
+    nodes: &mut Nodes,
+    rng: &mut Rng,
+    around: &Surroundings<'_, '_>,
+) -> anyhow::Result<()> {
+    let first = usize::from(rng.coin());
+    let [lacks, has] = [first, 1 - first].map(|n| (leader + 1 + n) % nodes.len());
+    nodes.disks()?.delay_syncs(has, pause(SYNC_MS, rng))?;
+    // What is sent to a node that is only held waits in its sockets.
+    let mut flows = Flows::new(nodes.len());
+    for other in [leader, has] {
+        flows.set(other, lacks, Flow::Loses);
+        flows.set(lacks, other, Flow::Loses);
+    }
+    nodes.links.set(flows);
+    std::thread::sleep(pause(SERVING_MS, rng));
+    around.board.wait_for_a_write(PATIENCE);
+    around.notes.cut(nodes.cut_power(&[has], rng)?);
+    nodes.disks()?.delay_syncs(has, Duration::ZERO)?;
+    nodes.kill(leader)?;
+    around.notes.struck("power of the only other copy");
+    nodes.links.set(Flows::new(nodes.len()));
+    nodes.restart(has)?;
+    std::thread::sleep(pause(ELECTING_MS, rng));
+    nodes.restart(leader)
 }
 
 /// Has the syncs of a node take longer than others wait for a node that is silent.

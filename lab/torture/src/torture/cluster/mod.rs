@@ -13,6 +13,7 @@ mod duplicate;
 mod faults;
 mod links;
 mod load;
+mod memory;
 mod nodes;
 mod notes;
 mod operation;
@@ -41,8 +42,8 @@ use faults::{kill_all, strike};
 use load::{Board, Round};
 use nodes::{Nodes, wait};
 use notes::Notes;
+pub(crate) use plan::{Entries, Fault, Product, Reads};
 use plan::{FAULTS_MAX, Plan, ROUND};
-pub(crate) use plan::{Fault, Product, Reads};
 use report::Report;
 use target::Surroundings;
 
@@ -55,6 +56,7 @@ pub(crate) fn run(args: &ClusterArgs, seed: u64) -> anyhow::Result<Outcome> {
         nodes: args.nodes.parse().context("--nodes")?,
         clients: args.clients.into(),
         reads: args.reads,
+        entries: args.durability,
         rounds: args.rounds,
         operations: args.operations,
         seed,
@@ -160,10 +162,11 @@ impl History<'_> {
         nodes.end()
     }
 
-    /// All nodes lose their power, or are killed where they have disks that remember.
+    /// All nodes lose their power, or are killed where they have disks that remember or entries that do not wait
+    /// for disks.
     fn last_blow(&mut self, nodes: &mut Nodes) -> anyhow::Result<Notes> {
         let notes = Notes::default();
-        if self.plan.needs_disks()? {
+        if self.plan.needs_disks()? && self.plan.entries == Entries::Disk {
             let all: Vec<usize> = (0..nodes.len()).collect();
             notes.cut(nodes.cut_power(&all, &mut self.rng)?);
             all.iter().try_for_each(|&node| nodes.restart(node))?;

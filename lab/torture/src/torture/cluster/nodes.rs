@@ -17,7 +17,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::client::Ports;
 use super::disks::Disks;
 use super::links::Links;
-use super::plan::{Fault, Plan, Product, Reads};
+use super::memory::SharedMemory;
+use super::plan::{Entries, Fault, Plan, Product, Reads};
 use super::sockets::Processes;
 use crate::args::LEASHED;
 use crate::client;
@@ -33,6 +34,8 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// Slots of a cluster, and how a node says that it knows a leader for each.
 const SLOTS: usize = 16_384;
 const ALL_SERVED: &str = "cluster_slots_ok:16384";
+/// What a node says of a replica until it has what it had acknowledged before a power cut.
+const LOST: &str = "may have lost what it had acknowledged";
 const STATE: &str = "cluster_state:ok";
 /// How a thread says that it panicked.
 const PANICKED: &str = "panicked at";
@@ -49,13 +52,14 @@ pub(crate) struct Nodes {
     program: PathBuf,
     /// The program of the version before, until none of the nodes goes back to it.
     before: Option<PathBuf>,
-    replicas: usize,
+    pub(crate) replicas: usize,
     reads: Reads,
+    pub(crate) entries: Entries,
     nodes: Vec<Node>,
     pub(crate) processes: Arc<Processes>,
     pub(crate) links: Links,
     /// What stands before the ports that nodes name to clients, those of another cluster, if anything does.
-    pub(crate) entries: Option<Links>,
+    pub(crate) doors: Option<Links>,
     /// Where they have disks of their own.
     disks: Option<Disks>,
     /// Times that an excused node needed a start.
@@ -73,6 +77,7 @@ struct Node {
     /// Whether it is of the version before.
     is_older: bool,
     child: Option<Child>,
+    memory: SharedMemory,
     /// The bytes that it had said when it was excused: since then it may end by itself, or say that it
     /// needs a start, and is started again, once.
     excused: Option<usize>,
@@ -113,11 +118,11 @@ impl Nodes {
         let (clients, peers, proxies) = (ports::free(count)?, ports::free(count)?, ports::free(count)?);
         let processes = Arc::new(Processes::new(count));
         let links = Links::start(&proxies, &peers, Some(&processes)).context("cannot make the links")?;
-        let (named, entries) = match plan.fault {
+        let (named, doors) = match plan.fault {
             Fault::Duplicate => {
                 let named = ports::free(count)?;
-                let entries = Links::start(&named, &clients, None).context("cannot make the links")?;
-                (named, Some(entries))
+                let doors = Links::start(&named, &clients, None).context("cannot make the links")?;
+                (named, Some(doors))
             }
             _ => (clients.clone(), None),
         };
@@ -135,6 +140,7 @@ impl Nodes {
             proxy,
             is_older: plan.before.is_some(),
             child: None,
+            memory: SharedMemory::default(),
             excused: None,
         });
         let mut nodes = Self {
@@ -143,10 +149,11 @@ impl Nodes {
             before: plan.before.clone(),
             replicas: plan.replicas(),
             reads: plan.reads,
+            entries: plan.entries,
             nodes: nodes.collect(),
             processes,
             links,
-            entries,
+            doors,
             disks,
             restarts: 0,
         };
@@ -210,9 +217,10 @@ impl Nodes {
         words.extend(text.split_whitespace().map(OsString::from));
         // The version before does not know it.
         if self.product == Product::Collie && before.is_none() {
-            words.extend(["--reads", self.reads.name()].map(OsString::from));
+            let options = ["--reads", self.reads.name(), "--durability", self.entries.name()];
+            words.extend(options.map(OsString::from));
         }
-        if self.entries.is_some() {
+        if self.doors.is_some() {
             let named = format!("--advertise-client 127.0.0.1:{named} --log-limit {LOG_LIMIT}");
             words.extend(named.split(' ').map(OsString::from));
         }
@@ -373,6 +381,26 @@ impl Nodes {
         Ok(())
     }
 
+    /// Waits until no replica may lack an entry that it had acknowledged before its node lost power.
+    pub(crate) fn wait_until_regained(&mut self) -> anyhow::Result<()> {
+        let mut said = String::new();
+        for node in 0..self.len() {
+            let regained = wait(READY, || {
+                self.look_for_ends()?;
+                said = match self.ask(node, &["CLUSTER", "INFO"]) {
+                    Ok(Reply::Bulk(text)) => String::from_utf8_lossy(&text).into_owned(),
+                    other => format!("{other:?}"),
+                };
+                Ok(said.contains(STATE) && !said.contains(LOST))
+            })?;
+            ensure!(
+                regained,
+                "node {node} still has replicas that may have lost entries after {READY:?}, and says:\n{said}"
+            );
+        }
+        Ok(())
+    }
+
     /// From now on a node may end by itself, or say that it needs a start: it is started again by
     /// [`Nodes::look_for_ends`], once.
     pub(crate) fn excuse(&mut self, node: usize) -> anyhow::Result<()> {
@@ -490,7 +518,9 @@ impl Nodes {
         victims.iter().try_for_each(|&node| disks.stop(node))?;
         for &node in victims {
             self.processes.set(node, None);
-            if let Some(child) = &mut self.nodes[node].child {
+            let Node { child, memory, .. } = &mut self.nodes[node];
+            if let Some(child) = child {
+                memory.look(child.id())?;
                 child.kill().context("cannot kill a node")?;
             }
         }
@@ -501,6 +531,7 @@ impl Nodes {
             if let Some(mut child) = self.nodes[node].child.take() {
                 child.wait().context("cannot wait for a node")?;
             }
+            self.nodes[node].memory.lose()?;
             super::disks::add(&mut all, disks.power_cycle(node, rng)?);
         }
         Ok(all)
@@ -604,8 +635,11 @@ impl Drop for Nodes {
             let _ = self.kill_without(&disks);
         }
         for node in 0..self.len() {
+            let Node { child, memory, .. } = &mut self.nodes[node];
             // It may be dead already.
+            let _ = child.as_ref().map_or(Ok(()), |child| memory.look(child.id()));
             let _ = self.kill(node);
+            let _ = self.nodes[node].memory.lose();
         }
     }
 }

@@ -122,8 +122,8 @@ impl Pair {
         let nodes = &self.clusters[1 - from];
         let mut flows = Flows::new(nodes.len());
         (0..nodes.len()).for_each(|node| flows.set(node, node, flow));
-        if let Some(entries) = &nodes.entries {
-            entries.set(flows);
+        if let Some(doors) = &nodes.doors {
+            doors.set(flows);
         }
     }
 

@@ -114,6 +114,25 @@ impl Reads {
     }
 }
 
+/// What entries of Collie wait for before they are acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Entries {
+    /// The disks of most replicas.
+    Disk,
+    /// The memory of most replicas: a power cut of most may lose them.
+    Process,
+}
+
+impl Entries {
+    /// As on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Disk => "disk",
+            Self::Process => "process",
+        }
+    }
+}
+
 /// What a run does.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
@@ -126,6 +145,8 @@ pub(crate) struct Plan {
     pub(crate) clients: usize,
     /// How nodes of Collie make sure of reads.
     pub(crate) reads: Reads,
+    /// What entries of Collie wait for.
+    pub(crate) entries: Entries,
     pub(crate) rounds: u64,
     /// Operations of each round whose outcome was acknowledged or is unknown, at least.
     pub(crate) operations: u64,
@@ -153,6 +174,7 @@ impl Plan {
         let is_in = |kind: &Fault| match self.fault {
             Fault::Mixed if *kind == Fault::Move => self.replicas() < self.nodes,
             Fault::Mixed if matches!(kind, Fault::Upgrade | Fault::Duplicate) => false,
+            Fault::Mixed if *kind == Fault::PowerAll && self.entries == Entries::Process => false,
             Fault::Mixed if matches!(kind, Fault::Layout | Fault::Split) => self.product == Product::Collie,
             Fault::Mixed => self.product == Product::Collie || !kind.needs_disks(),
             fault => *kind == fault,
@@ -186,6 +208,12 @@ impl Plan {
             self.fault != Fault::Duplicate || self.product == Product::Collie,
             "only clusters of collie are duplicated: --fault duplicate is for --system collie"
         );
+        ensure!(
+            self.entries == Entries::Disk || !matches!(self.fault, Fault::PowerAll | Fault::Upgrade),
+            "--durability process may lose entries where most nodes lose power, and the version before does not have \
+             it: --fault {} is for --durability disk",
+            self.fault.name()
+        );
         let needed = self.kinds().into_iter().any(Fault::needs_disks);
         ensure!(
             !needed || self.product == Product::Collie,
@@ -213,7 +241,7 @@ impl Plan {
         });
         format!(
             "collie-lab torture cluster --system {} --fault {} --nodes {} --clients {} --rounds {} --operations {} \
-             --reads {} --seed {}{before}",
+             --reads {} --durability {} --seed {}{before}",
             self.product.name(),
             self.fault.name(),
             self.nodes,
@@ -221,6 +249,7 @@ impl Plan {
             self.rounds,
             self.operations,
             self.reads.name(),
+            self.entries.name(),
             self.seed
         )
     }
@@ -239,6 +268,7 @@ mod tests {
             nodes: 3,
             clients: 1,
             reads: Reads::Index,
+            entries: Entries::Disk,
             rounds: 1,
             operations: 1,
             seed: 1,
@@ -254,6 +284,12 @@ mod tests {
             ..plan(Product::Collie, Fault::Mixed)
         };
         assert_eq!((five.kinds().len(), five.replicas()), (11, 3));
+        let in_memory = Plan {
+            entries: Entries::Process,
+            ..plan(Product::Collie, Fault::Mixed)
+        };
+        assert_eq!(in_memory.kinds().len(), 9);
+        assert!(!in_memory.kinds().contains(&Fault::PowerAll));
         assert_eq!(
             of(Product::Redis),
             [Fault::Kill, Fault::Stop, Fault::Cut, Fault::CutOneWay]
@@ -275,5 +311,11 @@ mod tests {
         assert!(!plan(Product::Redis, Fault::Mixed).needs_disks().unwrap());
         assert!(plan(Product::Redis, Fault::Power).needs_disks().is_err());
         assert!(plan(Product::Collie, Fault::Move).needs_disks().is_err());
+        let in_memory = |fault| Plan {
+            entries: Entries::Process,
+            ..plan(Product::Collie, fault)
+        };
+        assert!(in_memory(Fault::Power).needs_disks().unwrap());
+        assert!(in_memory(Fault::PowerAll).needs_disks().is_err());
     }
 }

@@ -21,7 +21,7 @@ pub(crate) struct Target {
     /// The object whose leader it may be.
     object: usize,
     /// That leader, if it is known.
-    leader: Option<usize>,
+    pub(crate) leader: Option<usize>,
     pub(crate) victim: usize,
 }
 

@@ -88,10 +88,18 @@ pub(super) struct Submission {
 }
 
 impl Submission {
-    fn new(effects: EffectsBuf, room: Option<Reserved>) -> (Self, oneshot::Receiver<Outcome>) {
+    fn new(
+        effects: EffectsBuf,
+        room: Option<Reserved>,
+        in_parts: Option<Reserved>,
+    ) -> (Self, oneshot::Receiver<Outcome>) {
         let bytes = effects.bytes().len();
         let (sender, outcome) = oneshot::channel();
-        let waiter = Waiter { bytes, sender };
+        let waiter = Waiter {
+            bytes,
+            sender,
+            _in_parts: in_parts,
+        };
         let submission = Self {
             effects,
             waiter,
@@ -107,6 +115,8 @@ pub(super) struct Waiter {
     pub(super) bytes: usize,
     /// Learns what became of it, unless it waits no longer.
     sender: oneshot::Sender<Outcome>,
+    /// What is reserved for it and all other parts.
+    _in_parts: Option<Reserved>,
 }
 
 /// A command that was evaluated, and what says what became of its effects.
@@ -123,6 +133,8 @@ pub(super) struct Admitted {
     pub(super) last: EffectsBuf,
     /// Room that is reserved in the log.
     pub(super) room: Option<Reserved>,
+    /// What is reserved for all parts until the last has an outcome.
+    pub(super) in_parts: Option<Reserved>,
 }
 
 /// What a command changes.
@@ -195,12 +207,17 @@ impl Commands {
         if !changes.rows.is_empty() && !self.has_room() {
             return Err(NotSubmitted::Full);
         }
-        let Admitted { parts, last, room } = admitted;
-        let (last, outcome) = Submission::new(last, room);
+        let Admitted {
+            parts,
+            last,
+            room,
+            in_parts,
+        } = admitted;
+        let (last, outcome) = Submission::new(last, room, in_parts);
         // Nothing waits for what becomes of a part: nothing of the command takes place without the last one.
         let parts: Vec<_> = parts
             .into_iter()
-            .map(|part| Submission::new(part, None).0)
+            .map(|part| Submission::new(part, None, None).0)
             .collect();
         let bytes = last.waiter.bytes + parts.iter().map(|part| part.waiter.bytes).sum::<usize>();
         // Before an entry can have an outcome. Relaxed, here and below: the lock of `leading` orders
@@ -229,7 +246,7 @@ impl Commands {
         stamp_ms: u64,
     ) -> Result<Submitted, NotSubmitted> {
         let bytes = effects.bytes().len();
-        let (submission, outcome) = Submission::new(effects, None);
+        let (submission, outcome) = Submission::new(effects, None, None);
         // Before it can have an outcome. Relaxed: as in `finish`.
         self.pending_bytes.fetch_add(bytes, Ordering::Relaxed);
         let evaluated = self.leading.finish_run(evaluation, submission, stamp_ms);

@@ -345,12 +345,15 @@ impl Running {
         if !self.commands.takes_effects() {
             return Err(NotSubmitted::Full.into());
         }
+        // Of several partitions at once each would take its third of the log.
+        let reserved = self.machine.log().reserve_parts(bytes, limit)?;
         let mut parts = in_parts(changes.effects(), largest)?;
         let last = parts.pop().unwrap_or_default();
         Ok(Admitted {
             parts,
             last,
-            room: None,
+            in_parts: Some(reserved),
+            ..Admitted::default()
         })
     }
 

@@ -1,5 +1,6 @@
 //! What a log takes before it is proposed: nothing more where it is too long, and no entry that is too large.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use crate::raftlog::frames::{ENTRIES_HEAD, ENTRY_HEAD};
 use crate::raftlog::limit::writes_below;
 use crate::raftlog::node_log::NodeLog;
 use crate::raftlog::replica_log::ReplicaLog;
+use crate::raftlog::room::Reserved;
 use crate::raftlog::shared::NodeLogInner;
 use crate::raftlog::state::Holding;
 
@@ -68,12 +70,39 @@ impl NodeLogInner {
         self.refuse(full.filter(|_| !is_left))
     }
 
+    /// Has a command in parts count until that is dropped: all in this log together have no more than `limit`
+    /// bytes, or there is one. Otherwise it is refused for now.
+    pub(super) fn reserve_parts(self: &Arc<Self>, bytes: u64, limit: u64) -> Result<Reserved, StoreError> {
+        let with = |before: u64| (before == 0 || before + bytes <= limit).then_some(before + bytes);
+        // Relaxed: it counts, and nothing else hangs on it.
+        let counted = self
+            .in_parts
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, with);
+        let refused = |held| {
+            self.note_refusal();
+            StoreError::Full {
+                used: self.used(),
+                limit: self.limit.bytes(),
+                holder: "large commands under way".to_owned(),
+                held,
+                why: None,
+                lasts: false,
+            }
+        };
+        counted.map_err(refused)?;
+        Ok(Reserved::new(self, bytes, |shared| &shared.in_parts))
+    }
+
     fn refuse(&self, full: Option<StoreError>) -> Result<(), StoreError> {
         let Some(full) = full else { return Ok(()) };
-        // Relaxed, also below: a number and a flag by themselves.
+        self.note_refusal();
+        Err(full)
+    }
+
+    fn note_refusal(&self) {
+        // Relaxed: a number and a flag by themselves.
         self.counters.refused.fetch_add(1, Ordering::Relaxed);
         self.limit.note_refusal();
-        Err(full)
     }
 }
 
@@ -105,6 +134,14 @@ impl ReplicaLog {
     /// [`StoreError::Full`].
     pub(crate) fn admit_removal(&self) -> Result<(), StoreError> {
         self.shared().admit_removal()
+    }
+
+    /// Has a command in parts count. See [`NodeLogInner::reserve_parts`].
+    ///
+    /// # Errors
+    /// [`StoreError::Full`], for now.
+    pub(crate) fn reserve_parts(&self, bytes: u64, limit: u64) -> Result<Reserved, StoreError> {
+        self.shared().reserve_parts(bytes, limit)
     }
 
     /// Where its log is full, why.
@@ -152,13 +189,43 @@ impl NodeLog {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::ids::{EntryId, LeaderId};
     use crate::raftlog::limit::FOR_REMOVALS;
     use crate::raftlog::{Entry, NodeLogOptions, Purpose};
     use collie_sim::SimDevice;
+
+    /// Each alone has less than the limit. Which partitions they are of does not matter.
+    #[test]
+    fn commands_in_parts_share_a_part_of_the_limit_and_one_goes_on() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let mut options = NodeLogOptions::default();
+            options.log.device = Arc::new(SimDevice::new(1));
+            options.log.ring = collie_log::RingMode::Private;
+            options.log.ring_bytes = 64 << 10;
+            let log = NodeLog::open("/log", options).unwrap();
+            let (one, other) = (log.create(1, 10).await.unwrap(), log.create(2, 20).await.unwrap());
+            let first = one.reserve_parts(60, 100).unwrap();
+            let error = other.reserve_parts(41, 100).unwrap_err();
+            assert!(
+                matches!(
+                    error,
+                    StoreError::Full {
+                        held: 60,
+                        lasts: false,
+                        ..
+                    }
+                ),
+                "{error}"
+            );
+            let second = other.reserve_parts(40, 100).unwrap();
+            drop(first);
+            assert!(other.reserve_parts(61, 100).is_err());
+            drop(second);
+            drop(other.reserve_parts(101, 100).unwrap());
+        });
+    }
 
     /// A follower's log takes what its leader sends, beyond its limit too. What its own leaders remove
     /// would be refused for good, and nothing would let go of the log.

@@ -10,7 +10,7 @@
 //! what is removed is gone from the disk, and from the logs, only when it is in tables.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use collie_log::LogError;
 
@@ -58,10 +58,7 @@ impl NodeLogInner {
     pub(super) fn reserve(self: &Arc<Self>, bytes: u64, purpose: Purpose) -> Result<Reserved, StoreError> {
         // Relaxed, also below: it counts, and nothing else hangs on it.
         self.reserved.fetch_add(bytes, Ordering::Relaxed);
-        let reserved = Reserved {
-            shared: Arc::clone(self),
-            bytes,
-        };
+        let reserved = Reserved::new(self, bytes, |shared| &shared.reserved);
         if bytes > 0 {
             self.check_prepared(self.needed(purpose))?;
         }
@@ -94,10 +91,20 @@ pub(crate) enum Purpose {
     Remove,
 }
 
-/// Room that is prepared on the disk, for entries that are not appended yet.
+/// Room for entries that are not appended yet: prepared on the disk, or of the log's limit.
 pub(crate) struct Reserved {
     shared: Arc<NodeLogInner>,
     bytes: u64,
+    /// Where it is counted.
+    of: fn(&NodeLogInner) -> &AtomicU64,
+}
+
+impl Reserved {
+    /// Of bytes that were counted there.
+    pub(super) fn new(log: &Arc<NodeLogInner>, bytes: u64, of: fn(&NodeLogInner) -> &AtomicU64) -> Self {
+        let shared = Arc::clone(log);
+        Self { shared, bytes, of }
+    }
 }
 
 impl std::fmt::Debug for Reserved {
@@ -108,7 +115,7 @@ impl std::fmt::Debug for Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        self.shared.reserved.fetch_sub(self.bytes, Ordering::Relaxed);
+        (self.of)(&self.shared).fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 

@@ -51,6 +51,8 @@ pub(super) struct NodeLogInner {
     pub(super) withheld: AtomicBool,
     /// Bytes of entries that room is reserved for.
     pub(super) reserved: AtomicU64,
+    /// Bytes of commands in parts that are to be appended.
+    pub(super) in_parts: AtomicU64,
     pub(super) dir: PathBuf,
 }
 
@@ -177,6 +179,7 @@ impl NodeLogInner {
             may_take_over: AtomicBool::new(true),
             withheld: AtomicBool::new(false),
             reserved: AtomicU64::new(0),
+            in_parts: AtomicU64::new(0),
             dir: dir.to_owned(),
             log,
         };

@@ -210,7 +210,8 @@ pub(crate) fn until<T>(sites: &[Site], what: &str, mut look: impl FnMut() -> Opt
         std::thread::sleep(PAUSE);
     }
     let alive = sites.iter().filter(|site| site.is_alive());
-    let states: Vec<_> = alive.map(Site::status).collect();
+    let state = |site: &Site| (site.status(), site.with(|node, _| node.cluster().problems()));
+    let states: Vec<_> = alive.map(state).collect();
     panic!("{what} does not happen: {states:#?}")
 }
 

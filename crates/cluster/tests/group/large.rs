@@ -140,6 +140,26 @@ fn what_a_log_does_not_take_is_refused_and_changes_nothing() {
     assert_eq!(cluster.run(SLOT, b"key", incr(b"key")), (Settled::Holds, 1));
 }
 
+/// Each has less than a third of the log's limit, and both together have more.
+#[test]
+fn of_two_commands_in_parts_one_waits_for_the_other() {
+    let cluster = Arc::new(Cluster::adjusted(Simulated::Nothing, |options| {
+        options.store.shared.log_limit = Some(24 << 20);
+    }));
+    let (partition, _) = cluster.until("a leader", || cluster.led());
+    let leader = cluster.leader(|_| true).id;
+    let others = || cluster.places.iter().filter(|place| place.id != leader);
+    others().for_each(|place| cluster.cut_off(place));
+    let put = |fill, key| evaluate(&*partition, SLOT, &[key], Duration::ZERO, put(fill, BYTES));
+    let (first, ()) = put(1, LARGE).unwrap();
+    assert_eq!(put(2, LARGE).map(drop), Err(Refused::NotNow));
+    others().for_each(|place| cluster.heal(place));
+    assert_eq!(cluster.runtime.block_on(first), Settled::Holds);
+    let (second, ()) = put(3, LARGE).unwrap();
+    assert_eq!(cluster.runtime.block_on(second), Settled::Holds);
+    assert_eq!(cluster.run(SLOT, LARGE, read), (Settled::Holds, 3));
+}
+
 #[test]
 fn older_nodes_get_no_parts() {
     let cluster = Arc::new(Cluster::adjusted(Simulated::Nothing, |options| {

@@ -254,6 +254,12 @@ impl Staging {
                 continue;
             }
             let path = files.join(described.path());
+            // What ends in a checksum of its own has the same one as anything of its length that does: all small files
+            // of another transfer would be taken for those of this one.
+            if !described.is_table() {
+                remove_file(&*self.device, &path)?;
+                continue;
+            }
             let (size, crc32c) = checksum(&*self.device, &path)?;
             *got = match size {
                 _ if (size, crc32c) == (described.size, described.crc32c) => Got {
@@ -617,6 +623,28 @@ mod tests {
         other.finish().unwrap();
         drop(other);
         assert!(device.stat(Path::new("/disk/other/COMPLETE")).is_ok());
+    }
+
+    /// The checksums of two files are alike here, as are their lengths.
+    #[test]
+    fn small_files_of_another_transfer_are_not_taken_over() {
+        let (device, reserve) = disk();
+        let mut staging = staging(&device, &reserve, "one");
+        let summed = |content: &[u8]| [content, &crc32c::crc32c(content).to_le_bytes()].concat();
+        let (before, now) = (summed(b"version 10"), summed(b"version 9."));
+        assert_eq!(crc32c::crc32c(&before), crc32c::crc32c(&now));
+        staging.description.files.clear();
+        for (name, bytes) in [("families/0/verified", before), ("families/0/tables/3", now)] {
+            let path = staging.dir.join(FILES).join(name);
+            device.create_dir_all(path.parent().unwrap()).unwrap();
+            let file = device.open(&path, OpenMode::CreateNew).unwrap();
+            write_all_at(&*file, &bytes, 0).unwrap();
+            let (name, size, crc32c) = (name.to_owned(), 14, crc32c::crc32c(&bytes));
+            staging.description.files.push(Described { name, size, crc32c });
+            staging.got.push(Got::default());
+        }
+        staging.look().unwrap();
+        assert_eq!(staging.there().take(2).collect::<Vec<_>>(), [0, 14]);
     }
 
     /// The sync at the end would say nothing of it, and what is in the cache is right.

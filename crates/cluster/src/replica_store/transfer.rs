@@ -16,6 +16,8 @@ use crate::replica_store::store::{Machine, remove};
 
 /// A transfer is read and written in pieces of at most so many bytes.
 pub const PIECE_BYTES: usize = 1 << 20;
+/// The directories of tables.
+const TABLES: &str = "tables";
 
 /// Files that hold what a replica had applied at one moment. They do not change, whatever is applied
 /// meanwhile, and the entries behind are not purged as long as this lives. Dropping it removes them,
@@ -201,6 +203,13 @@ pub struct Described {
 impl Described {
     pub(super) fn path(&self) -> PathBuf {
         self.name.split('/').collect()
+    }
+
+    /// Whether it is a table of those that [`Db::links`](collie_db::Db::links) links: what it holds never changes, and has
+    /// checksums of its own of another kind.
+    pub(super) fn is_table(&self) -> bool {
+        let dir = Path::new(&self.name).parent();
+        dir.is_some_and(|dir| dir.ends_with(TABLES))
     }
 
     pub(super) fn said(size: u64, crc32c: u32) -> String {

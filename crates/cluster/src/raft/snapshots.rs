@@ -149,32 +149,31 @@ pub(super) async fn ended(
     else {
         return unknown(end.snapshot);
     };
-    let began = Instant::now();
-    let data = match staging {
-        None => Ok(SnapshotData::Tables(machine.clone())),
-        Some(mut staging) => {
-            let finished = blocking(move || {
-                // No piece is sent of a file of nothing.
-                while let Some(missing) = staging.missing().filter(|missing| missing.offset == 0) {
-                    staging.write(missing, b"")?;
-                    if staging.missing() == Some(missing) {
-                        break;
-                    }
-                }
-                staging.finish()
-            });
-            finished.await.map(SnapshotData::Staged)
-        }
+    if machine.log().had(position.applied) {
+        return needs_none(machine, staging, &position, end.vote).await;
+    }
+    let Some(mut staging) = staging else {
+        return unknown(end.snapshot);
     };
-    let data = match data {
-        Ok(data) => data,
+    let began = Instant::now();
+    let finished = blocking(move || {
+        // No piece is sent of a file of nothing.
+        while let Some(missing) = staging.missing().filter(|missing| missing.offset == 0) {
+            staging.write(missing, b"")?;
+            if staging.missing() == Some(missing) {
+                break;
+            }
+        }
+        staging.finish()
+    });
+    let data = match finished.await {
+        Ok(staged) => SnapshotData::Staged(staged),
         Err(error) => return refused(error),
     };
     let meta = match meta(&position) {
         Ok(meta) => meta,
         Err(error) => return Response::Refusal(Refusal::failed(error.to_string())),
     };
-    // What is applied here already is not installed again: raft has it committed.
     let snapshot = Snapshot { meta, snapshot: data };
     let checked = began.elapsed();
     match raft.install_full_snapshot(to_vote(end.vote), snapshot).await {
@@ -192,6 +191,29 @@ pub(super) async fn ended(
             })
         }
         Err(fatal) => Response::Refusal(Refusal::failed(fatal.to_string())),
+    }
+}
+
+/// The entries came while the tables were sent, or their answer was late: the leader goes on behind them. Raft takes no
+/// tables whose last entry its log has behind the committed ones: its debug build ends.
+async fn needs_none(
+    machine: &Machine,
+    staging: Option<Staging>,
+    position: &Position,
+    vote: Vote,
+) -> Response {
+    let (log, index) = (machine.log().clone(), position.applied.index);
+    let durable = blocking(move || {
+        if let Some(staging) = staging {
+            staging.give_up();
+        }
+        log.wait_durable(index)
+    });
+    match durable.await {
+        Ok(()) => Response::Installed(Installed {
+            vote: machine.log().vote().max(Some(vote)).unwrap_or(vote),
+        }),
+        Err(error) => Response::Refusal(Refusal::failed(error.to_string())),
     }
 }
 

@@ -9,8 +9,8 @@ use collie_cluster::testing::proposals::{Header, RunId, Ticket};
 use collie_cluster::testing::replica_store::effects::{Effect, EffectsBuf};
 use collie_cluster::testing::replica_store::{Described, Description, Position};
 use collie_cluster::testing::wire::{
-    Append, Appended, LogEntry, Offer, Payload, Piece, Refusal, Request, Response, Room, TransferLeader,
-    VoteAnswer, VoteRequest,
+    Append, Appended, Installed, LogEntry, Offer, Payload, Piece, Refusal, Request, Response, Room,
+    SnapshotEnd, TransferLeader, VoteAnswer, VoteRequest,
 };
 use collie_cluster::testing::{EntryId, LeaderId, NodeOptions, NodeStore, ReplicaError, Vote};
 use collie_io::RealDevice;
@@ -480,6 +480,61 @@ fn what_came_of_a_transfer_counts_as_room_and_goes() {
             }
         });
         gone.await.unwrap_or_else(|_| panic!("what came of it stays"));
+    });
+}
+
+/// Its answers to the entries were late. Raft ends where it gets tables whose last entry is not the last of its log.
+#[test]
+fn a_replica_that_has_the_entries_takes_no_tables_for_them() {
+    runtime().block_on(async {
+        let alone = Alone::new(false).await;
+        let ask = async |request| alone.call(GROUP, replica_on(1), request).await;
+        let leader = LeaderId {
+            term: 1,
+            replica: replica_on(2),
+        };
+        let vote = Vote {
+            leader,
+            committed: true,
+        };
+        let id = |index| EntryId { leader, index };
+        let append = Append {
+            vote,
+            previous: None,
+            committed: None,
+            entries: (0..5)
+                .map(|index| LogEntry {
+                    id: id(index),
+                    payload: Payload(vec![1; 100]),
+                })
+                .collect(),
+        };
+        let appended = ask(Request::Append(append)).await;
+        assert!(matches!(appended, Response::Appended(_)), "{appended:?}");
+        let description = Description {
+            position: Position {
+                applied: id(3),
+                membership: None,
+            },
+            files: vec![Described {
+                name: "tables/1".to_owned(),
+                size: 4,
+                crc32c: 0,
+            }],
+        };
+        let offer = Offer {
+            vote,
+            snapshot: 1,
+            last: Some(id(3)),
+            meta: Payload(description.encode()),
+            files: Vec::new(),
+        };
+        let wanted = ask(Request::Offer(offer)).await;
+        assert!(matches!(wanted, Response::Wanted(_)), "{wanted:?}");
+        let ended = ask(Request::SnapshotEnd(SnapshotEnd { vote, snapshot: 1 })).await;
+        assert_eq!(ended, Response::Installed(Installed { vote }));
+        let state = alone.replica.state().unwrap();
+        assert_eq!((state.last, state.applied, state.snapshot), (Some(4), None, None));
     });
 }
 

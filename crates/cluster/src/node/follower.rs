@@ -26,12 +26,17 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// Follows the map until the node ends.
 pub(super) async fn follow(inner: Arc<ClusterInner>) {
+    let mut ended_at_once = false;
     loop {
         match ensure_map_replica(&inner).await {
             Ok(replica) => {
                 inner.report("the map's group", None);
+                let began = Instant::now();
                 let ended = follow_replica(&inner, &replica).await;
-                inner.report("the map's group", Some(ended.to_string()));
+                // One that was just made does not run for a moment.
+                if std::mem::replace(&mut ended_at_once, began.elapsed() < AGAIN) || !ended_at_once {
+                    inner.report("the map's group", Some(ended.to_string()));
+                }
             }
             Err(problem) => inner.report("the map's group", Some(problem)),
         }

@@ -98,7 +98,7 @@ impl Submission {
         let waiter = Waiter {
             bytes,
             sender,
-            _in_parts: in_parts,
+            in_parts,
         };
         let submission = Self {
             effects,
@@ -116,7 +116,7 @@ pub(super) struct Waiter {
     /// Learns what became of it, unless it waits no longer.
     sender: oneshot::Sender<Outcome>,
     /// What is reserved for it and all other parts.
-    _in_parts: Option<Reserved>,
+    in_parts: Option<Reserved>,
 }
 
 /// A command that was evaluated, and what says what became of its effects.
@@ -277,6 +277,8 @@ impl Commands {
         // Before the lock of `leading`, for `refused`.
         self.pending_bytes.fetch_sub(waiter.bytes, Ordering::Relaxed);
         self.leading.outcome(&ticket, outcome);
+        // Who waits may send another one at once.
+        drop(waiter.in_parts);
         // An error: it waits no longer.
         let _gone = waiter.sender.send(outcome);
         match outcome {

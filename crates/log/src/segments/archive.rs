@@ -12,13 +12,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use collie_io::{Device, File};
+use collie_io::{Device, File, OpenMode};
 
 use crate::error::{At, LogError, corrupt_at};
 use crate::format::SegmentHeader;
 use crate::lockfree::sync::{Mutex, lock};
 use crate::options::LogOptions;
-use crate::segments::files::{open_if_there, read_header, rename_back};
+use crate::segments::files::{file_name, open_if_there, read_header};
+use crate::segments::renaming::Renaming;
 use crate::segments::segment::Segment;
 
 /// The archive's directory, in the log's.
@@ -84,6 +85,7 @@ pub(crate) struct Archive {
     bytes: u64,
     /// By number, and so oldest first.
     kept: Mutex<BTreeMap<u64, ArchivedSegment>>,
+    renaming: Renaming,
 }
 
 impl Archive {
@@ -100,8 +102,14 @@ impl Archive {
             ttl: options.archive_ttl,
             bytes: options.archive_bytes,
             kept: Mutex::default(),
+            renaming: Renaming::default(),
         };
         let exists = archive.find(warnings)?;
+        match archive.settle(log_dir) {
+            // There is no room for a name.
+            Err(error) if error.is_full() => {}
+            settled => settled?,
+        }
         if options.archives() {
             if !exists {
                 archive
@@ -160,29 +168,55 @@ impl Archive {
         }
         let bytes = segment.file.stat().at("stat", &segment.path)?.len;
         let log_dir = self.dir.parent().unwrap_or(&self.dir);
-        let rename = || self.device.rename(&segment.path, &path);
-        let renamed = match rename() {
-            Err(e) if e.kind() == ErrorKind::NotFound => {
+        let rename = || self.rename(&segment.path, &path);
+        match rename() {
+            Err(e) if e.is_not_found() => {
                 if self.is_gone(&segment.path)? {
                     return self.device.sync_dir(log_dir).at("sync", log_dir);
                 }
                 // Then the archive was removed by hand.
                 self.device.create_dir_all(&self.dir).at("create", &self.dir)?;
                 lock(&self.kept).clear();
-                rename()
+                rename()?;
             }
-            renamed => renamed,
-        };
-        renamed.at("rename", &segment.path)?;
-        // The new name first: a crash in between leaves one of the two, or both, and not none.
-        for dir in [&*self.dir, log_dir] {
-            if let Err(error) = self.device.sync_dir(dir).at("sync", dir) {
-                rename_back(&*self.device, &segment.path, &path);
-                return Err(error);
-            }
+            renamed => renamed?,
         }
         lock(&self.kept).insert(segment.number, ArchivedSegment { path, bytes, since });
         before.map_or(Ok(()), |before| self.remove(&before))
+    }
+
+    /// Renames a segment of the log to one here, for good.
+    fn rename(&self, live: &Path, archived: &Path) -> Result<(), LogError> {
+        let log_dir = self.dir.parent().unwrap_or(&self.dir);
+        self.renaming.rename(&*self.device, live, archived, || {
+            // The new name first: a crash in between leaves one of the two, or both, and not none.
+            let mut dirs = [&*self.dir, log_dir].into_iter();
+            dirs.try_for_each(|dir| self.device.sync_dir(dir).at("sync", dir))
+        })
+    }
+
+    /// Has the newest segment here moved for good. A process that died may have moved it by a renaming
+    /// that could be neither synced nor undone, and no later sync makes up for that: it gets another
+    /// name here, and the one that it had in the log is made and removed anew.
+    fn settle(&self, log_dir: &Path) -> Result<(), LogError> {
+        let mut kept = lock(&self.kept);
+        let Some((number, newest)) = kept.iter_mut().next_back() else {
+            return Ok(());
+        };
+        let live = log_dir.join(file_name(*number));
+        match self.device.open(&live, OpenMode::CreateNew) {
+            // A crash left it in both places: it is yet to be moved.
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => return Ok(()),
+            made => drop(made.at("create", &live)?),
+        }
+        let path = self.dir.join(name_of(*number, newest.since + 1));
+        self.device
+            .rename(&newest.path, &path)
+            .at("rename", &newest.path)?;
+        (newest.path, newest.since) = (path, newest.since + 1);
+        self.device.sync_dir(&self.dir).at("sync", &self.dir)?;
+        self.device.remove_file(&live).at("remove", &live)?;
+        self.device.sync_dir(log_dir).at("sync", log_dir)
     }
 
     /// Removes a name for good; one that is gone already is as good.
@@ -300,7 +334,7 @@ pub(crate) fn open(device: &dyn Device, path: &Path) -> Result<Option<ArchivedFi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::segments::files::{file_name, parse_file_name};
+    use crate::segments::files::parse_file_name;
 
     #[test]
     fn archived_names_and_live_names_are_told_apart() {

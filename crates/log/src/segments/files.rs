@@ -88,55 +88,33 @@ pub(crate) fn create(
     Ok(file)
 }
 
-/// Removes files of `dir` for good. Where the directory cannot be synced, a crash may bring a name
-/// back when what followed it is gone, and the process after this one cannot know: then the files
-/// are emptied, so that nothing comes back with their names.
+/// Removes files of `dir` that no reader needs, for good. A failed sync may leave any of their names,
+/// also one that a renaming took away, on the device: it would come back with the power when what
+/// followed it is gone. So the files are emptied first.
 pub(crate) fn remove_for_good(dir: &Directory, files: &[(PathBuf, Arc<dyn File>)]) -> Result<(), LogError> {
     if files.is_empty() {
         return Ok(());
     }
-    for (path, _) in files {
-        remove_name(dir.device(), path)?;
-    }
-    let synced = dir.sync();
-    if synced.is_err() {
-        files.iter().for_each(|(_, file)| empty(&**file));
-    }
-    synced
-}
-
-/// Removes a name. One that is gone already may have been removed by an attempt whose sync failed:
-/// no later sync makes that removal durable for certain, so the name is made and removed anew.
-fn remove_name(device: &dyn Device, path: &Path) -> Result<(), LogError> {
-    match device.remove_file(path) {
-        Err(e) if e.kind() == ErrorKind::NotFound => {
-            drop(device.open(path, OpenMode::CreateNew).at("create", path)?);
-            device.remove_file(path).at("remove", path)
+    for (path, file) in files {
+        match empty(&**file) {
+            // A file system that writes nothing in place may need room to make some.
+            Err(error) if error.kind() == ErrorKind::StorageFull => {}
+            emptied => emptied.at("empty", path)?,
         }
-        removed => removed.at("remove", path),
     }
+    for (path, _) in files {
+        dir.device().remove_file(path).at("remove", path)?;
+    }
+    dir.sync()
 }
 
-/// Empties a removed file, unless it has another name. What a failed sync has lost is written once
-/// more; where that does not succeed there was one fault too many, and the first one is reported.
-fn empty(file: &dyn File) {
-    let clear = || {
-        write_all_at(file, Block::new_zeroed().as_bytes(), 0)?;
-        file.set_len(0)?;
-        file.sync_data()
-    };
-    if file.stat().is_ok_and(|stat| stat.links == 0) && clear().is_err() {
-        let _ = clear();
+/// Empties a file, unless it has a second name.
+fn empty(file: &dyn File) -> std::io::Result<()> {
+    if file.stat()?.links > 1 {
+        return Ok(());
     }
-}
-
-/// Undoes a renaming to `new` that could not be synced: the next process finds the file under the
-/// name that the device may still have, and does with it what this one could not. Why it failed is
-/// logged.
-pub(crate) fn rename_back(device: &dyn Device, old: &Path, new: &Path) {
-    if let Err(error) = device.rename(new, old) {
-        tracing::warn!(path = %new.display(), %error, "cannot rename it back");
-    }
+    file.set_len(0)?;
+    file.sync_data()
 }
 
 pub(crate) fn open_direct(device: &dyn Device, path: &Path) -> Result<Arc<dyn File>, LogError> {

@@ -6,5 +6,6 @@ pub(crate) mod files;
 pub(crate) mod frames;
 pub(crate) mod holders;
 pub(crate) mod pool;
+pub(crate) mod renaming;
 pub(crate) mod run;
 pub(crate) mod segment;

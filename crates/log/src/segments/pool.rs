@@ -15,10 +15,10 @@ use crate::lockfree::sync::{Mutex, Ordering, lock};
 use crate::segments::archive::Archive;
 use crate::segments::beginning;
 use crate::segments::files::{
-    Directory, allocate, create, file_name, open_direct, open_for_zeros, remove_for_good, rename_back,
-    rewrite, zero,
+    Directory, allocate, create, file_name, open_direct, open_for_zeros, rewrite, zero,
 };
 use crate::segments::holders::Holders;
+use crate::segments::renaming::Renaming;
 use crate::segments::segment::{Live, Segment, SegmentMeta, in_use};
 
 /// How much of a new segment is zeroed at a time. What is zeroed can be appended to.
@@ -33,8 +33,7 @@ struct Table {
     /// Released, oldest first, under their old names until they are used again.
     spare: VecDeque<SegmentMeta>,
     /// On its way out. It is older than all others and goes before any of them, however often it
-    /// has to be tried: a gap behind it would not be the log. Its file is open, so that it can be
-    /// emptied when its name is gone.
+    /// has to be tried: a gap behind it would not be the log.
     leaving: Option<Arc<Segment>>,
 }
 
@@ -68,6 +67,7 @@ pub(crate) struct Segments {
     template: SegmentHeader,
     table: Mutex<Table>,
     builder: Mutex<Builder>,
+    renaming: Renaming,
     /// The room that is to be kept back for an opening, as long as it is not all there.
     owed: Mutex<Option<Reserve>>,
     /// Room on the device is for what makes room: none is taken for commits.
@@ -141,6 +141,7 @@ impl Segments {
             template,
             table,
             builder,
+            renaming: Renaming::default(),
             owed: Mutex::new(None),
             withheld: AtomicBool::new(false),
             holders: Mutex::new(Holders::default()),
@@ -211,7 +212,7 @@ impl Segments {
         }
         loop {
             match self.try_extend(builder) {
-                Err(HousekeepingError::Setback(error)) if error.is_full() && self.make_room() => {}
+                Err(HousekeepingError::Setback(error)) if error.is_full() && self.make_room(builder) => {}
                 extended => return extended,
             }
         }
@@ -219,9 +220,9 @@ impl Segments {
 
     /// Removes something that is not needed; `false` where there is nothing of the kind, or it
     /// cannot be removed.
-    fn make_room(&self) -> bool {
-        let removed = match self.finish_leaving() {
-            Ok(false) if self.let_spare_go() => self.finish_leaving(),
+    fn make_room(&self, builder: &Builder) -> bool {
+        let removed = match self.finish_leaving(builder) {
+            Ok(false) if self.let_spare_go() => self.finish_leaving(builder),
             Ok(false) => self.archive.as_ref().map_or(Ok(false), Archive::give_up_oldest),
             finished => finished,
         };
@@ -235,7 +236,7 @@ impl Segments {
     pub(crate) fn give_up_spares(&self) -> bool {
         let builder = self.builder();
         let mut any = false;
-        while !builder.closed && self.make_room() {
+        while !builder.closed && self.make_room(&builder) {
             any = true;
         }
         any
@@ -267,7 +268,7 @@ impl Segments {
         }
         // As long as an older one has not left, a spare that takes a new name would leave a gap
         // behind it.
-        let spare = match self.finish_leaving() {
+        let spare = match self.finish_leaving(builder) {
             Ok(_) => lock(&self.table).spare.pop_front(),
             Err(_) => None,
         };
@@ -276,6 +277,8 @@ impl Segments {
             tracing::debug!(%error, "a spare segment cannot be used; a new one is made");
         }
         if !matches!(reused, Some(Ok(()))) {
+            // The next segment's name may still be that of what was to have it.
+            self.renaming.undo(&*self.device)?;
             self.fill_reserve()?;
             self.begin(builder)?;
         }
@@ -289,38 +292,37 @@ impl Segments {
         header
     }
 
+    /// Gives a released file the next segment's name, for good. Under it, and with the header that it
+    /// has, an open knows it for one that was released.
+    fn take_next_name(&self, builder: &Builder, old: &Path) -> Result<PathBuf, LogError> {
+        let next = self.dir.path().join(file_name(builder.number + 1));
+        self.renaming
+            .rename(&*self.device, old, &next, || self.dir.sync())?;
+        Ok(next)
+    }
+
     /// A released file takes the next number. Its old frames cannot be mistaken for new ones: their
     /// LSNs differ from their positions.
     fn reuse(&self, builder: &mut Builder, spare: SegmentMeta) -> Result<(), LogError> {
         let mut header = self.header(builder.number + 1, builder.total);
         header.set_prepared(header.data_bytes.get());
-        let path = self.dir.path().join(file_name(header.number.get()));
         // Before it has the new name: when it has, nothing may be missing.
         let opened = self
             .device
             .open(&spare.path, OpenMode::ReadWrite)
             .at("open", &spare.path)
             .and_then(|file| Ok((file, self.open_for_frames(&spare.path)?)));
-        let renamed = opened.and_then(|opened| {
-            let renamed = self.device.rename(&spare.path, &path).at("rename", &spare.path);
-            renamed.map(|()| opened)
-        });
-        let (file, direct) = match renamed {
-            Ok(opened) => opened,
+        let renamed = opened.and_then(|opened| Ok((opened, self.take_next_name(builder, &spare.path)?)));
+        let ((file, direct), path) = match renamed {
+            Ok(renamed) => renamed,
             Err(error) => {
-                // It is gone where it was removed by hand, or where it could not have its old name
-                // back.
+                // Where it was removed by hand it is gone.
                 if !error.is_not_found() {
                     lock(&self.table).spare.push_front(spare);
                 }
                 return Err(error);
             }
         };
-        if let Err(error) = self.dir.sync() {
-            rename_back(&*self.device, &spare.path, &path);
-            lock(&self.table).spare.push_front(spare);
-            return Err(error);
-        }
         // Cut short by the power, it is known for what it was: what its old frames prove need
         // not be guessed.
         if let Err(error) = rewrite(&*file, &path, &header) {
@@ -441,7 +443,7 @@ impl Segments {
             if builder.closed {
                 return Ok(());
             }
-            self.finish_leaving()?;
+            self.finish_leaving(&builder)?;
             if self.has_surplus() && self.let_spare_go() {
                 continue;
             }
@@ -486,12 +488,13 @@ impl Segments {
         beginning::find(&*self.device, &first, &self.behind_what_ends_by(lsn), lsn)
     }
 
-    /// Parts with what is on its way out; `false` where nothing is. The builder's lock is held.
-    fn finish_leaving(&self) -> Result<bool, LogError> {
+    /// Parts with what is on its way out; `false` where nothing is.
+    fn finish_leaving(&self, builder: &Builder) -> Result<bool, LogError> {
+        self.renaming.undo(&*self.device)?;
         let Some(leaving) = lock(&self.table).leaving.clone() else {
             return Ok(false);
         };
-        self.part_with(&leaving)?;
+        self.part_with(builder, &leaving)?;
         lock(&self.table).leaving = None;
         Ok(true)
     }
@@ -515,10 +518,10 @@ impl Segments {
         true
     }
 
-    /// Archives a released segment, or removes it, for good. The builder's lock is held.
-    fn part_with(&self, segment: &Segment) -> Result<(), LogError> {
+    /// Archives a released segment, or removes it, for good.
+    fn part_with(&self, builder: &Builder, segment: &Segment) -> Result<(), LogError> {
         let Some(archive) = &self.archive else {
-            return self.remove(segment);
+            return self.remove(builder, segment);
         };
         loop {
             match archive.take(segment) {
@@ -528,7 +531,7 @@ impl Segments {
                     if !archive.give_up_oldest()? {
                         // It must not stay: the next one's release would leave a gap behind it.
                         tracing::warn!(path = %segment.path.display(), %error, "no room to archive a segment; it is removed");
-                        return self.remove(segment);
+                        return self.remove(builder, segment);
                     }
                 }
                 taken => break taken?,
@@ -550,10 +553,24 @@ impl Segments {
         self.archive.as_ref()
     }
 
-    /// Removes a segment's file for good. The builder's lock is held.
-    fn remove(&self, segment: &Segment) -> Result<(), LogError> {
-        let file = (segment.path.clone(), Arc::clone(&segment.file));
-        remove_for_good(&self.dir, &[file])
+    /// Removes a released segment for good: its own name goes with a renaming. If the power brings the
+    /// next one back, it is no segment.
+    fn remove(&self, builder: &Builder, segment: &Segment) -> Result<(), LogError> {
+        match self.take_next_name(builder, &segment.path) {
+            // It was removed by hand.
+            Err(error) if error.is_not_found() => Ok(()),
+            // A file system that writes nothing in place may need room to rename.
+            Err(error) if error.is_full() => {
+                let removed = self.device.remove_file(&segment.path);
+                removed.at("remove", &segment.path)?;
+                self.dir.sync()
+            }
+            Err(error) => Err(error),
+            Ok(next) => {
+                let removed = self.device.remove_file(&next).at("remove", &next);
+                removed.inspect_err(|_| self.renaming.give_back(&*self.device, &segment.path, &next))
+            }
+        }
     }
 
     /// The live segments right behind those that end at or below `lsn`, oldest first.

@@ -38,41 +38,75 @@ fn segments(device: &SimDevice) -> Vec<String> {
     names.filter(|name| name.ends_with(".seg")).collect()
 }
 
+/// Processes one after the other: the second one meets the fault, the third one uses the log for long
+/// enough to release all that the second one left, and then the power goes. Gives whether the second one
+/// ended early, and whether the power cut brought back a name.
+fn name_comes_back(number: u64, fault: Fault) -> (bool, bool) {
+    let (archive, direct) = (number.is_multiple_of(2), number >= 300);
+    let setup = Setup::small(false, direct);
+    let setup = if number.is_multiple_of(3) {
+        setup.padded()
+    } else {
+        setup
+    };
+    let (device, ledger) = (SimDevice::new(number), Ledger::new());
+    let tags = ledger.clone();
+    device.tag_snapshots(move || tags.now());
+    let options = |device: &SimDevice| LogOptions {
+        // One that still has in the end what was under the lost name, and one that has not.
+        archive_bytes: (u64::from(archive) * setup.segment_bytes) << (number / 2 % 2 * 5),
+        ..setup.options(device, false)
+    };
+    assert!(live(options(&device), &ledger, 2), "a healthy device");
+    device.inject(fault);
+    let poisoned = !live(options(&device), &ledger, 6);
+    device.heal();
+    assert!(live(options(&device), &ledger, 4), "{number}: after the fault");
+
+    let (snapshot, before, mut came_back) = (device.snapshot(), segments(&device), false);
+    for (way, cut) in [PowerCut::WAYS[0], PowerCut::WAYS[2], PowerCut::WAYS[9]] {
+        let after = snapshot.power_cut(cut, number).device();
+        let found = segments(&after);
+        let log = Log::open(DIR, options(&after)).unwrap_or_else(|error| {
+            panic!("{number}, {way}: {error}; there were {before:?}, and now {found:?}")
+        });
+        let verdict = ledger.check(snapshot.tag(), Survives::Power, &find(&log).unwrap());
+        assert!(verdict.holds(), "{number}, {way}: {verdict}");
+        came_back |= found.iter().any(|name| !before.contains(name));
+    }
+    (poisoned, came_back)
+}
+
 #[test]
 fn a_name_that_comes_back_alone_is_not_taken_for_the_log() {
     let (mut poisoned, mut came_back) = (0, 0);
     for round in 0..1_200 {
         let number = round % 600;
-        let (strike, archive, direct) = (number / 12, number % 2 == 0, number >= 300);
-        let setup = Setup::small(false, direct);
-        let setup = if number % 3 == 0 { setup.padded() } else { setup };
-        let (device, ledger) = (SimDevice::new(number), Ledger::new());
-        let tags = ledger.clone();
-        device.tag_snapshots(move || tags.now());
-        let options = |device: &SimDevice| LogOptions {
-            // One that still has in the end what was under the lost name, and one that has not.
-            archive_bytes: (u64::from(archive) * setup.segment_bytes) << (number / 2 % 2 * 5),
-            ..setup.options(device, false)
-        };
-        assert!(live(options(&device), &ledger, 2), "a healthy device");
-        let fault = Fault::new(FaultKind::SyncFails).on(DIR);
         // A device that is full may have room again: then the same process goes on.
         let code = if round < 600 { libc::EIO } else { libc::ENOSPC };
-        device.inject(fault.code(code).after(strike).once());
-        poisoned += u32::from(!live(options(&device), &ledger, 6));
-        assert!(live(options(&device), &ledger, 4), "{number}: after the fault");
-
-        let snapshot = device.snapshot();
-        let after = snapshot.power_cut(PowerCut::WAYS[0].1, number).device();
-        let (before, found) = (segments(&device), segments(&after));
-        came_back += u32::from(found.iter().any(|name| !before.contains(name)));
-        let log = Log::open(DIR, options(&after))
-            .unwrap_or_else(|error| panic!("{number}: {error}; there were {before:?}, and now {found:?}"));
-        let verdict = ledger.check(snapshot.tag(), Survives::Power, &find(&log).unwrap());
-        assert!(verdict.holds(), "{number}: {verdict}");
+        let fault = Fault::new(FaultKind::SyncFails).on(DIR).code(code);
+        let (ended, back) = name_comes_back(number, fault.after(number / 12).once());
+        poisoned += u32::from(ended);
+        came_back += u32::from(back);
     }
     println!("figures: {poisoned} failed syncs, after {came_back} of which a lost name came back");
     assert!(poisoned > 100 && came_back > 10);
+}
+
+/// What could be done about the first failure fails as well.
+#[test]
+fn nor_is_one_whose_device_failed_for_a_while() {
+    let (mut poisoned, mut came_back) = (0, 0);
+    for round in 0..4_800 {
+        let code = if round % 5 > 0 { libc::EIO } else { libc::ENOSPC };
+        let fault = Fault::new(FaultKind::AnyFails).on(DIR).code(code);
+        let fault = fault.after(round / 24).times(2 + round % 7);
+        let (ended, back) = name_comes_back(round % 600, fault);
+        poisoned += u32::from(ended);
+        came_back += u32::from(back);
+    }
+    println!("figures: {poisoned} failures, after {came_back} of which a lost name came back");
+    assert!(poisoned > 1_000 && came_back > 10);
 }
 
 /// What a slip of the hand does to the segments of a closed log.

@@ -176,7 +176,8 @@ pub(super) fn show(results: &mut Results, args: &StatusArgs, verdict: &Verdict) 
             verdict.splits, verdict.partitions
         ))?;
     }
-    if verdict.newest_level > verdict.level {
+    // At 0 no node that answers knows the cluster: it begins, or was removed.
+    if verdict.level > 0 && verdict.newest_level > verdict.level {
         results.line(format_args!(
             "the cluster has feature level {}, and these nodes speak {}: once all run this version to stay, `collie cluster \
              finalize` has it used",

@@ -29,6 +29,7 @@ use crate::node::duplicating::{self, duplicate_partitions};
 use crate::node::error::ClusterError;
 use crate::node::follower::follow;
 use crate::node::joining::{Gate, begin};
+use crate::node::lagging::watch_lag;
 use crate::node::layout_requests;
 use crate::node::leaders::{retire, take_over, watch_nodes};
 use crate::node::loss_requests;
@@ -151,6 +152,7 @@ impl ClusterNode {
         tasks.spawn(duplicate_partitions(Arc::clone(&inner)));
         tasks.spawn(watch_nodes(Arc::clone(&inner)));
         tasks.spawn(watch_clocks(Arc::clone(&inner)));
+        tasks.spawn(watch_lag(Arc::clone(&inner)));
         tasks.spawn(take_over(Arc::clone(&inner)));
         tasks.spawn(announce(Arc::clone(&inner), network, seeds));
         let tasks = Mutex::new(tasks);

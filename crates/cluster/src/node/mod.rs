@@ -14,6 +14,7 @@ mod error;
 mod follower;
 mod gossip;
 mod joining;
+mod lagging;
 mod layout_requests;
 mod layouts;
 mod leaders;

@@ -55,9 +55,14 @@ pub(super) struct ClusterInner {
     pub(super) disks: DrainedDisks,
     /// What sends rows to other clusters.
     pub(super) senders: Mutex<Senders>,
+    /// Who lags behind the leaders on this node.
+    pub(super) lagging: Mutex<Lagging>,
     /// What is wrong, by what it is about.
     problems: Mutex<BTreeMap<String, String>>,
 }
+
+/// The nodes that lag behind leaders, and the groups in which they do.
+pub(super) type Lagging = BTreeMap<NodeId, BTreeSet<GroupId>>;
 
 impl ClusterInner {
     pub(super) fn new(
@@ -85,6 +90,7 @@ impl ClusterInner {
             noted_made: Mutex::default(),
             disks: DrainedDisks::default(),
             senders: Mutex::default(),
+            lagging: Mutex::default(),
             problems: Mutex::default(),
         }
     }

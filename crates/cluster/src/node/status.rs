@@ -28,6 +28,7 @@ impl ClusterInner {
             .chain(level)
             .chain(logs)
             .chain(self.problems())
+            .chain(self.lag_problems())
             .chain(self.refused_by())
             .collect()
     }
@@ -162,7 +163,7 @@ impl ClusterInner {
         all.push(gauge(
             "collie_cluster_problems",
             "Problems that the status shows of this node.",
-            self.all_problems().len(),
+            self.problem_lines().len(),
         ));
         all.push(self.of_drained_disks());
         all.extend(self.of_moves());
@@ -199,6 +200,11 @@ impl ClusterInner {
                 "collie_cluster_replicas_without_vote",
                 "Replicas that may have lost what they had acknowledged, and do not vote before they have caught up.",
                 self.node.losses().open().len(),
+            ),
+            gauge(
+                "collie_cluster_replicas_lagging",
+                "Replicas on other nodes that lack what leaders on this one had more than 5 s ago.",
+                self.lagging_replicas(),
             ),
             gauge(
                 "collie_cluster_replicas_quarantined",

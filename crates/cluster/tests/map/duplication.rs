@@ -147,7 +147,7 @@ fn try_set(site: &Site, key: &[u8], payload: Option<&[u8]>) -> Option<Settled> {
 }
 
 /// The same of a value as it is stored.
-fn set_row(site: &Site, key: &[u8], value: Option<&[u8]>) -> Option<Settled> {
+pub(crate) fn set_row(site: &Site, key: &[u8], value: Option<&[u8]>) -> Option<Settled> {
     let slot = slot_of(key);
     let [row, _] = rows_of(key);
     let (partition, handle) = site.with(|node, runtime| {

@@ -16,6 +16,7 @@ mod drained;
 mod duplication;
 mod elsewhere;
 mod formats;
+mod lagging;
 mod layouts;
 mod leaders;
 mod levels;

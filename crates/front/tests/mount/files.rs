@@ -334,7 +334,7 @@ fn what_is_read_through_the_mount_is_not_cached_below_it() {
     let home = mounted.path("base/1/20001");
     let mut all = Vec::new();
     File::open(&home).unwrap().read_to_end(&mut all).unwrap();
-    // What is yet to be written stays cached whoever gives it up: on a busy disk that takes long.
+    // What is yet to be written stays cached, and on a busy disk that takes long.
     File::open(&home).unwrap().sync_all().unwrap();
     if cached(&home, PAGES) < PAGES {
         println!("skipped: the file system does not say what is cached");

@@ -1,6 +1,7 @@
 //! Which nodes lack what leaders on this node have had for a while. What is on such a node is no help where
 //! another node of the same partitions is stopped, until it has all.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +10,14 @@ use tokio::time::{Instant, sleep};
 
 use crate::ids::{GroupId, ReplicaId};
 use crate::map::MAP_GROUP;
-use crate::node::shared::{ClusterInner, Lagging};
+use crate::node::shared::{Answering, ClusterInner, LagLook, Lagging};
+use crate::transport::NodeStates;
 use crate::transport::wire::NodeId;
 
 const PERIOD: Duration = Duration::from_secs(1);
+/// A leader that begins knows nothing of its followers, and gives them until the next look, but for those on nodes
+/// that have returned within so long.
+const RETURNED: Duration = Duration::from_secs(60);
 /// What a leader had so long ago, or up to twice as long, its followers are to have. A follower that keeps up
 /// lacks what was written within milliseconds, however much that is.
 const WITHIN: Duration = Duration::from_secs(5);
@@ -23,6 +28,8 @@ const NAMED: usize = 8;
 struct Had {
     /// As which leader.
     term: u64,
+    /// It began to lead after the look before this one.
+    is_new: bool,
     older: u64,
     newer: u64,
     /// When `newer` was.
@@ -33,10 +40,10 @@ struct Had {
 }
 
 impl Had {
-    /// A leader that begins has what all of a majority have, but for its first entry.
     fn begin(term: u64, last: u64, now: Instant) -> Self {
         Self {
             term,
+            is_new: true,
             older: last,
             newer: last,
             at: now,
@@ -45,6 +52,7 @@ impl Had {
     }
 
     fn look(&mut self, last: u64, now: Instant) {
+        self.is_new = false;
         if now - self.at >= WITHIN {
             (self.older, self.newer, self.at) = (self.newer, last, now);
         }
@@ -56,89 +64,116 @@ impl Had {
     }
 }
 
-/// As which process each node answers; `None`: it does not.
-type Answering = BTreeMap<NodeId, Option<[u8; 16]>>;
+fn answering(states: &NodeStates) -> Answering {
+    let answer = states
+        .iter()
+        .map(|(node, state)| (*node, state.boot.filter(|_| state.is_alive())));
+    answer.collect()
+}
 
 /// Looks for as long as the node runs.
 pub(super) async fn watch_lag(inner: Arc<ClusterInner>) {
-    let (mut had, mut answering) = (BTreeMap::new(), Answering::new());
+    let (mut had, mut returned) = (BTreeMap::new(), BTreeMap::new());
     loop {
         sleep(PERIOD).await;
-        let states = inner.peers().states().borrow().clone();
-        let now: Answering = states
-            .iter()
-            .map(|(node, state)| (*node, state.boot.filter(|_| state.is_alive())))
-            .collect();
-        let is_same = |node: &NodeId| {
-            now.get(node)
-                .is_none_or(|boot| boot.is_some() && answering.get(node) == Some(boot))
-        };
-        let (lagging, leading) = look(&inner, &mut had, Instant::now(), is_same);
-        had.retain(|replica, _| leading.contains(replica));
-        answering = now;
-        let before = std::mem::replace(&mut *inner.lagging.lock(), lagging.clone());
-        for node in lagging.keys().filter(|node| !before.contains_key(node)) {
-            tracing::warn!(node, "a node lags behind the leaders on this one");
+        let now = Instant::now();
+        let answering = answering(&inner.peers().states().borrow());
+        let before = inner.lagging.lock().clone();
+        // At the first look nothing is known of before.
+        let away = answering.iter().filter(|(node, boot)| {
+            boot.is_none() || before.answering.get(node).is_some_and(|was| was != *boot)
+        });
+        returned.extend(away.map(|(node, _)| (*node, now)));
+        returned.retain(|_, at| now - *at < RETURNED);
+        let lagging = look(&inner, &mut had, &returned, now);
+        for node in lagging.keys().filter(|node| !before.lagging.contains_key(node)) {
+            tracing::warn!(node, "a node lags behind leaders on this one");
         }
-        for node in before.keys().filter(|node| !lagging.contains_key(node)) {
-            tracing::info!(
-                node,
-                "a node has all that the leaders on this one had some seconds ago"
-            );
+        for node in before.lagging.keys().filter(|node| !lagging.contains_key(node)) {
+            tracing::info!(node, "a node does not lag behind leaders on this one any more");
         }
+        *inner.lagging.lock() = LagLook { answering, lagging };
     }
 }
 
-/// Who lags now, and which replicas lead. (The members of a parked group have all.) `is_same`: the node answers, and
-/// did at the last look, as the same process.
+/// Who lags. (The members of a parked group have all.) `returned`: when nodes were last away, or began anew.
 fn look(
     inner: &ClusterInner,
     had: &mut BTreeMap<ReplicaId, Had>,
+    returned: &BTreeMap<NodeId, Instant>,
     now: Instant,
-    is_same: impl Fn(&NodeId) -> bool,
-) -> (Lagging, BTreeSet<ReplicaId>) {
+) -> Lagging {
     let (mut lagging, mut leading) = (Lagging::new(), BTreeSet::new());
     for replica in inner.node.replicas() {
-        let leads_in = replica.leads_in().filter(|_| !replica.is_parked());
-        let (Some(term), Ok(members)) = (leads_in, replica.members()) else {
+        let Some(term) = replica.leads_in() else { continue };
+        leading.insert(replica.id());
+        let Some(members) = replica.members().ok().filter(|_| !replica.is_parked()) else {
             continue;
         };
-        leading.insert(replica.id());
         let begin = || Had::begin(term, members.last, now);
-        let had = had.entry(replica.id()).or_insert_with(begin);
-        if had.term != term {
-            *had = begin();
-        }
-        had.look(members.last, now);
-        for voter in members.voters.iter().filter(|voter| **voter != replica.id()) {
+        let had = match had.entry(replica.id()) {
+            Entry::Occupied(known) if known.get().term == term => {
+                let known = known.into_mut();
+                known.look(members.last, now);
+                known
+            }
+            Entry::Occupied(known) => {
+                let known = known.into_mut();
+                *known = begin();
+                known
+            }
+            Entry::Vacant(vacant) => vacant.insert(begin()),
+        };
+        // While a change is half done a majority of those before is needed too.
+        let voters: Vec<_> = match members.is_joint {
+            true => members.all.keys().collect(),
+            false => members.voters.iter().collect(),
+        };
+        for voter in voters.into_iter().filter(|voter| **voter != replica.id()) {
             let Some(member) = members.all.get(voter) else {
                 continue;
             };
-            if !is_same(&member.node) {
+            let came = returned.get(&member.node);
+            if came == Some(&now) {
                 had.returned.insert(*voter, members.last);
             }
             let has = members.matched.get(voter).copied().unwrap_or(0);
-            if had.is_more_than(*voter, has) {
+            if had.is_more_than(*voter, has) && (!had.is_new || came.is_some()) {
                 lagging.entry(member.node).or_default().insert(replica.group());
             }
         }
     }
-    (lagging, leading)
+    had.retain(|replica, _| leading.contains(replica));
+    lagging
 }
 
 impl ClusterInner {
-    /// How many replicas lag that belong to groups which this node leads.
+    /// How many replicas lag of groups that this node leads, on nodes that answer.
     pub(super) fn lagging_replicas(&self) -> usize {
-        self.lagging.lock().values().map(BTreeSet::len).sum()
+        let looked = self.lagging.lock().clone();
+        let heard = looked.lagging.iter().filter(|(node, _)| self.hears(**node));
+        heard.map(|(_, groups)| groups.len()).sum()
     }
 
     /// The nodes that answer and lag. Of others it is shown that they are silent.
     pub(super) fn lag_problems(&self) -> Vec<(String, String)> {
-        let lagging = self.lagging.lock().clone().into_iter();
-        let heard = lagging.filter(|(node, _)| self.hears(*node));
-        heard
-            .map(|(node, groups)| (format!("node {node}"), problem(&groups)))
-            .collect()
+        let looked = self.lagging.lock().clone();
+        let mut problems = Vec::new();
+        for (node, boot) in answering(&self.peers().states().borrow()) {
+            if boot.is_none() {
+                continue;
+            }
+            if let Some(groups) = looked.lagging.get(&node) {
+                problems.push((format!("node {node}"), problem(groups)));
+            } else if looked.answering.get(&node).is_some_and(|was| *was != boot) {
+                let text = "it has just returned, and what it lacks is known in a second".to_owned();
+                problems.push((format!("node {node}"), text));
+            }
+        }
+        if let Some(groups) = looked.lagging.get(&self.number()) {
+            problems.push((format!("node {}", self.number()), problem(groups)));
+        }
+        problems
     }
 }
 
@@ -153,9 +188,7 @@ fn problem(groups: &BTreeSet<GroupId>) -> String {
         more => format!(" and {more} more"),
     };
     format!(
-        "it lacks what was written more than {} s ago in {}{more}, and is sent it: stop no other node of these before it \
-         has all",
-        WITHIN.as_secs(),
+        "it lacks what others have had for seconds in {}{more}: stop no other node of these before it has all",
         named.join(", ")
     )
 }
@@ -194,6 +227,9 @@ mod tests {
     fn a_node_that_lags_in_many_partitions_is_one_line() {
         let text = problem(&(0..12).collect());
         assert!(text.contains("in the map, partition 1, partition 2"), "{text}");
-        assert!(text.contains("partition 7 and 4 more, and is sent it"), "{text}");
+        assert!(
+            text.contains("partition 7 and 4 more: stop no other node"),
+            "{text}"
+        );
     }
 }

@@ -55,14 +55,24 @@ pub(super) struct ClusterInner {
     pub(super) disks: DrainedDisks,
     /// What sends rows to other clusters.
     pub(super) senders: Mutex<Senders>,
-    /// Who lags behind the leaders on this node.
-    pub(super) lagging: Mutex<Lagging>,
+    /// Who lags behind the leaders on this node, as of the last look.
+    pub(super) lagging: Mutex<LagLook>,
     /// What is wrong, by what it is about.
     problems: Mutex<BTreeMap<String, String>>,
 }
 
 /// The nodes that lag behind leaders, and the groups in which they do.
 pub(super) type Lagging = BTreeMap<NodeId, BTreeSet<GroupId>>;
+
+/// As which process each node answers; `None`: it does not.
+pub(super) type Answering = BTreeMap<NodeId, Option<[u8; 16]>>;
+
+/// What a look at the followers of this node's leaders has shown.
+#[derive(Debug, Clone, Default)]
+pub(super) struct LagLook {
+    pub(super) answering: Answering,
+    pub(super) lagging: Lagging,
+}
 
 impl ClusterInner {
     pub(super) fn new(

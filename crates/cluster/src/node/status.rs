@@ -203,7 +203,7 @@ impl ClusterInner {
             ),
             gauge(
                 "collie_cluster_replicas_lagging",
-                "Replicas on other nodes that lack what leaders on this one had more than 5 s ago.",
+                "Replicas on nodes that answer, which lack what leaders on this one had seconds ago.",
                 self.lagging_replicas(),
             ),
             gauge(

@@ -28,7 +28,7 @@ fn write(sites: &[Site], number: usize) {
 fn said(sites: &[Site]) -> Vec<String> {
     let all = sites[..2].iter().flat_map(|site| site.status().problems);
     let lags =
-        all.filter(|(about, problem)| about == "node 3" && problem.contains("it lacks what was written"));
+        all.filter(|(about, problem)| about == "node 3" && problem.contains("it lacks what others have had"));
     lags.map(|(_, problem)| problem).collect()
 }
 

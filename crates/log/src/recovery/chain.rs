@@ -246,6 +246,10 @@ pub(super) fn oldest_in(device: &dyn Device, log: &Path) -> Result<Option<Segmen
         let path = log.join(file_name(number));
         // One that is not there was archived since.
         if let Some(file) = open_if_there(device, &path)? {
+            // An empty one was about to be removed.
+            if file.stat().at("stat", &path)?.len == 0 {
+                continue;
+            }
             let header = read_header(&*file, &path)?;
             return Ok(header.filter(|header| header.number == number));
         }

@@ -137,7 +137,13 @@ fn segment_paths(device: &dyn Device, dir: &Path) -> Result<Vec<PathBuf>, LogErr
         .into_iter()
         .map(|e| e.name)
         .filter(|name| parse_file_name(name).is_some_and(|number| number < SEGMENT_NUMBERS));
-    let mut paths: Vec<_> = names.map(|name| dir.join(name)).collect();
+    let mut paths = Vec::new();
+    for path in names.map(|name| dir.join(name)) {
+        // An empty one holds nothing: an opening was about to remove it.
+        if device.stat(&path).at("stat", &path)?.len > 0 {
+            paths.push(path);
+        }
+    }
     paths.sort();
     Ok(paths)
 }

@@ -85,7 +85,9 @@ pub(crate) struct Archive {
     bytes: u64,
     /// By number, and so oldest first.
     kept: Mutex<BTreeMap<u64, ArchivedSegment>>,
-    renaming: Renaming,
+    pub(super) renaming: Renaming,
+    /// The segment whose name in the log may be on the device still.
+    unsettled: Mutex<Option<u64>>,
 }
 
 impl Archive {
@@ -103,14 +105,17 @@ impl Archive {
             bytes: options.archive_bytes,
             kept: Mutex::default(),
             renaming: Renaming::default(),
+            unsettled: Mutex::default(),
         };
         let exists = archive.find(warnings)?;
-        match archive.settle(log_dir) {
-            // There is no room for a name.
-            Err(error) if error.is_full() => {}
-            settled => settled?,
-        }
+        *lock(&archive.unsettled) = lock(&archive.kept).keys().next_back().copied();
+        let settle = || match archive.settle() {
+            // There is no room for a name. It comes before the next segment.
+            Err(error) if error.is_full() => Ok(()),
+            settled => settled,
+        };
         if options.archives() {
+            settle()?;
             if !exists {
                 archive
                     .device
@@ -122,6 +127,7 @@ impl Archive {
         }
         let (count, _) = archive.size();
         while archive.give_up_oldest()? {}
+        settle()?;
         if count > 0 {
             warnings.push(format!(
                 "{count} archived segments were removed from {}: the log is opened without an archive",
@@ -155,6 +161,7 @@ impl Archive {
     /// Moves a released segment here, for good: when this returns, it is not in the log's directory
     /// any more, whatever happens.
     pub(crate) fn take(&self, segment: &Segment) -> Result<(), LogError> {
+        self.settle()?;
         let mut since = self.now();
         let mut path = self.dir.join(name_of(segment.number, since));
         // A crash may have left it in both places, as two names of one file. Renaming one to the
@@ -195,28 +202,29 @@ impl Archive {
         })
     }
 
-    /// Has the newest segment here moved for good. A process that died may have moved it by a renaming
-    /// that could be neither synced nor undone, and no later sync makes up for that: it gets another
-    /// name here, and the one that it had in the log is made and removed anew.
-    fn settle(&self, log_dir: &Path) -> Result<(), LogError> {
-        let mut kept = lock(&self.kept);
-        let Some((number, newest)) = kept.iter_mut().next_back() else {
+    /// Has the newest segment that this open has found here moved for good. A process that died may have
+    /// moved it by a renaming that could be neither synced nor undone, and no later sync makes up for
+    /// that: the name that it had in the log is made and removed anew. (A power cut may then take it from
+    /// here as well.)
+    pub(super) fn settle(&self) -> Result<(), LogError> {
+        let mut unsettled = lock(&self.unsettled);
+        let Some(number) = *unsettled else {
             return Ok(());
         };
-        let live = log_dir.join(file_name(*number));
+        let log_dir = self.dir.parent().unwrap_or(&self.dir);
+        let live = log_dir.join(file_name(number));
         match self.device.open(&live, OpenMode::CreateNew) {
+            Ok(file) => {
+                drop(file);
+                self.device.remove_file(&live).at("remove", &live)?;
+                self.device.sync_dir(log_dir).at("sync", log_dir)?;
+            }
             // A crash left it in both places: it is yet to be moved.
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => return Ok(()),
-            made => drop(made.at("create", &live)?),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(e).at("create", &live),
         }
-        let path = self.dir.join(name_of(*number, newest.since + 1));
-        self.device
-            .rename(&newest.path, &path)
-            .at("rename", &newest.path)?;
-        (newest.path, newest.since) = (path, newest.since + 1);
-        self.device.sync_dir(&self.dir).at("sync", &self.dir)?;
-        self.device.remove_file(&live).at("remove", &live)?;
-        self.device.sync_dir(log_dir).at("sync", log_dir)
+        *unsettled = None;
+        Ok(())
     }
 
     /// Removes a name for good; one that is gone already is as good.

@@ -96,11 +96,7 @@ pub(crate) fn remove_for_good(dir: &Directory, files: &[(PathBuf, Arc<dyn File>)
         return Ok(());
     }
     for (path, file) in files {
-        match empty(&**file) {
-            // A file system that writes nothing in place may need room to make some.
-            Err(error) if error.kind() == ErrorKind::StorageFull => {}
-            emptied => emptied.at("empty", path)?,
-        }
+        empty(&**file, path)?;
     }
     for (path, _) in files {
         dir.device().remove_file(path).at("remove", path)?;
@@ -108,13 +104,20 @@ pub(crate) fn remove_for_good(dir: &Directory, files: &[(PathBuf, Arc<dyn File>)
     dir.sync()
 }
 
-/// Empties a file, unless it has a second name.
-fn empty(file: &dyn File) -> std::io::Result<()> {
-    if file.stat()?.links > 1 {
+/// Empties a file, unless it has a second name. By two changes of its length: one that an earlier failed
+/// sync has lost shows in memory, and making it again would change nothing that is to be synced.
+fn empty(file: &dyn File, path: &Path) -> Result<(), LogError> {
+    if file.stat().at("stat", path)?.links > 1 {
         return Ok(());
     }
-    file.set_len(0)?;
-    file.sync_data()
+    match file.set_len(1).and_then(|()| file.set_len(0)).at("empty", path) {
+        // A file system that writes nothing in place may need room to make some.
+        Err(error) if error.is_full() => Ok(()),
+        emptied => {
+            emptied?;
+            file.sync_data().at("sync", path)
+        }
+    }
 }
 
 pub(crate) fn open_direct(device: &dyn Device, path: &Path) -> Result<Arc<dyn File>, LogError> {

@@ -15,7 +15,7 @@ use crate::lockfree::sync::{Mutex, Ordering, lock};
 use crate::segments::archive::Archive;
 use crate::segments::beginning;
 use crate::segments::files::{
-    Directory, allocate, create, file_name, open_direct, open_for_zeros, rewrite, zero,
+    Directory, allocate, create, file_name, open_direct, open_for_zeros, remove_for_good, rewrite, zero,
 };
 use crate::segments::holders::Holders;
 use crate::segments::renaming::Renaming;
@@ -67,7 +67,8 @@ pub(crate) struct Segments {
     template: SegmentHeader,
     table: Mutex<Table>,
     builder: Mutex<Builder>,
-    renaming: Renaming,
+    /// Where nothing is archived: else the archive's.
+    own_renaming: Renaming,
     /// The room that is to be kept back for an opening, as long as it is not all there.
     owed: Mutex<Option<Reserve>>,
     /// Room on the device is for what makes room: none is taken for commits.
@@ -141,7 +142,7 @@ impl Segments {
             template,
             table,
             builder,
-            renaming: Renaming::default(),
+            own_renaming: Renaming::default(),
             owed: Mutex::new(None),
             withheld: AtomicBool::new(false),
             holders: Mutex::new(Holders::default()),
@@ -278,7 +279,7 @@ impl Segments {
         }
         if !matches!(reused, Some(Ok(()))) {
             // The next segment's name may still be that of what was to have it.
-            self.renaming.undo(&*self.device)?;
+            self.renaming().undo(&*self.device)?;
             self.fill_reserve()?;
             self.begin(builder)?;
         }
@@ -296,9 +297,16 @@ impl Segments {
     /// has, an open knows it for one that was released.
     fn take_next_name(&self, builder: &Builder, old: &Path) -> Result<PathBuf, LogError> {
         let next = self.dir.path().join(file_name(builder.number + 1));
-        self.renaming
+        self.renaming()
             .rename(&*self.device, old, &next, || self.dir.sync())?;
         Ok(next)
+    }
+
+    /// All renamings of this log's segments, one at a time: what is to be undone comes before any other.
+    fn renaming(&self) -> &Renaming {
+        self.archive
+            .as_ref()
+            .map_or(&self.own_renaming, |archive| &archive.renaming)
     }
 
     /// A released file takes the next number. Its old frames cannot be mistaken for new ones: their
@@ -490,7 +498,7 @@ impl Segments {
 
     /// Parts with what is on its way out; `false` where nothing is.
     fn finish_leaving(&self, builder: &Builder) -> Result<bool, LogError> {
-        self.renaming.undo(&*self.device)?;
+        self.renaming().undo(&*self.device)?;
         let Some(leaving) = lock(&self.table).leaving.clone() else {
             return Ok(false);
         };
@@ -529,6 +537,7 @@ impl Segments {
                 // first.
                 Err(error) if error.is_full() => {
                     if !archive.give_up_oldest()? {
+                        archive.settle()?;
                         // It must not stay: the next one's release would leave a gap behind it.
                         tracing::warn!(path = %segment.path.display(), %error, "no room to archive a segment; it is removed");
                         return self.remove(builder, segment);
@@ -559,16 +568,17 @@ impl Segments {
         match self.take_next_name(builder, &segment.path) {
             // It was removed by hand.
             Err(error) if error.is_not_found() => Ok(()),
-            // A file system that writes nothing in place may need room to rename.
+            // A file system that writes nothing in place may need room to rename. A reader sees it go as one that
+            // is used again.
             Err(error) if error.is_full() => {
-                let removed = self.device.remove_file(&segment.path);
-                removed.at("remove", &segment.path)?;
-                self.dir.sync()
+                self.renaming().undo(&*self.device)?;
+                let file = (segment.path.clone(), Arc::clone(&segment.file));
+                remove_for_good(&self.dir, &[file])
             }
             Err(error) => Err(error),
             Ok(next) => {
                 let removed = self.device.remove_file(&next).at("remove", &next);
-                removed.inspect_err(|_| self.renaming.give_back(&*self.device, &segment.path, &next))
+                removed.inspect_err(|_| self.renaming().give_back(&*self.device, &segment.path, &next))
             }
         }
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use collie_io::Device;
 
+use crate::events::Event;
 use crate::manifest::file::ManifestError;
 use crate::manifest::{Edit, FamilyRecord};
 use crate::store::family::FamilyState;
@@ -117,6 +118,9 @@ fn create_at(
         return Err(store.manifest_failed(error));
     }
     store.publish_family(&family);
+    store.events().tell(|| Event::FamilyCreated {
+        family: Arc::clone(family.name()),
+    });
     crate::background::wal_limit::schedule_check(store);
     crate::background::wal_limit::warn_of_short_limit(store);
     Ok(family)
@@ -192,6 +196,52 @@ pub(crate) fn directories(device: &dyn Device, store: &Path) -> Result<Vec<u32>>
     }
 }
 
+/// Replaces a family by an empty one of its name and options, in one change of the manifest: after a
+/// crash there is the one or the other. The old one's files are removed with their last user.
+pub(crate) fn clear(store: &Store, old: &Arc<FamilyState>) -> Result<Arc<FamilyState>> {
+    store.sequencer().check_own("clear")?;
+    // What is in doubt may be lost, and nothing that came later may be kept beside it.
+    if let Some(failure) = store.failure() {
+        return Err(failure);
+    }
+    let mut manifest = store.manifest();
+    old.check_not_dropped()?;
+    let id = manifest.next_family;
+    let birth = store.durable_mark()?;
+    let record = FamilyRecord {
+        id,
+        name: old.name().to_string(),
+        flushed: birth,
+        options: old.options().clone(),
+        later: Vec::new(),
+    };
+    let family = create_tables(store, &record).inspect_err(|_| retire_id(store, &mut manifest, id))?;
+    let edit = Edit {
+        next_family: id + 1,
+        floor: birth,
+        created: Some(record),
+        dropped: Some(old.id()),
+        ..Edit::default()
+    };
+    reach!("the tables of a cleared family are made");
+    if let Err(error) = manifest.try_commit(&edit) {
+        match &error {
+            ManifestError::NotWritten(_) => retire_id(store, &mut manifest, id),
+            ManifestError::InDoubt(_) => manifest.amend(|manifest| manifest.next_family = id + 1),
+        }
+        return Err(store.manifest_failed(error));
+    }
+    store.replace_family(old, &family);
+    // Up to here the log was retained for the old one, from an earlier place on.
+    store.sequencer().retain(old.name(), birth);
+    store.release_parts();
+    store.events().tell(|| Event::FamilyCleared {
+        family: Arc::clone(family.name()),
+    });
+    crate::background::wal_limit::schedule_check(store);
+    Ok(family)
+}
+
 /// Drops a family: first in the synced manifest, then in memory. Its files are removed with their
 /// last user.
 pub(crate) fn remove(store: &Store, family: &Arc<FamilyState>) -> Result<()> {
@@ -214,6 +264,9 @@ pub(crate) fn remove(store: &Store, family: &Arc<FamilyState>) -> Result<()> {
     };
     manifest.commit(&edit)?;
     store.withdraw_family(family);
+    store.events().tell(|| Event::FamilyDropped {
+        family: Arc::clone(family.name()),
+    });
     // The default limit depends on the number of families.
     crate::background::wal_limit::schedule_check(store);
     Ok(())

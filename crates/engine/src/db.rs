@@ -1,6 +1,7 @@
 //! The handle of a store.
 
 use std::future::Future;
+use std::ops::RangeBounds;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,16 +11,16 @@ use parking_lot::Mutex;
 use crate::background::threads::Handle;
 use crate::background::{compaction, flush};
 use crate::batch::Commit;
-use crate::iter::Iter;
+use crate::events::FlushCause;
+use crate::iter::{Iter, Keys};
 use crate::memtable::Write;
 use crate::recovery::open;
 use crate::store::Store;
 use crate::store::family::FamilyState;
-use crate::store::view::FlushCause;
 use crate::write::encoding::Op;
 use crate::{
-    Batch, Durability, Error, Family, FamilyOptions, Options, Result, Snapshot, Stall, Stats, Value,
-    WriteOptions, catalog, snapshot, stats,
+    Batch, DEFAULT_FAMILY, Durability, Error, Family, FamilyOptions, Key, NotSwapped, Options, Read,
+    ReadOptions, Result, Snapshot, Stall, Stats, Value, WriteOptions, catalog, snapshot, stats,
 };
 
 /// An open store. Clones are handles to the same store; all methods may be called from any thread.
@@ -176,6 +177,26 @@ impl Db {
         let removed = store.relieve(|| catalog::remove(store, family.state()));
         store.fill_reserve();
         removed
+    }
+
+    /// [`Family::clear`] of the default family.
+    ///
+    /// # Errors
+    /// As [`Family::clear`].
+    pub fn clear(&self) -> Result<()> {
+        self.default_family().clear().map(drop)
+    }
+
+    pub(crate) fn clear_family(&self, family: &Arc<FamilyState>) -> Result<Family> {
+        let store = self.store();
+        let _used = store.use_directory()?;
+        let cleared = store.relieve(|| catalog::clear(store, family));
+        store.fill_reserve();
+        let state = cleared?;
+        if &**state.name() == DEFAULT_FAMILY {
+            self.replace_default_family(Arc::clone(&state));
+        }
+        Ok(Family::new(self.clone(), state))
     }
 
     /// Commits a batch: on return all of it is visible, and as durable as the options ask; no
@@ -341,6 +362,78 @@ impl Db {
         Ok(snapshot::get(&view, &point, family.name(), key.as_ref())?.value)
     }
 
+    /// [`Family::contains`] on the default family.
+    ///
+    /// # Errors
+    /// As [`Family::get_with`].
+    pub fn contains(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        Ok(self.get(key)?.is_some())
+    }
+
+    /// [`Family::get_with`] on the default family.
+    ///
+    /// # Errors
+    /// As [`Family::get_with`].
+    pub fn get_with(&self, key: impl AsRef<[u8]>, options: &ReadOptions) -> Result<Read<Option<Value>>> {
+        self.default_family().get_with(key, options)
+    }
+
+    /// [`Family::multi_get`] on the default family.
+    ///
+    /// # Errors
+    /// As [`Family::get_with`].
+    pub fn multi_get<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<Vec<Option<Value>>> {
+        self.default_family().multi_get(keys)
+    }
+
+    /// [`Family::first`] of the default family.
+    ///
+    /// # Errors
+    /// As [`Family::get_with`].
+    pub fn first(&self) -> Result<Option<(Key, Value)>> {
+        self.default_family().first()
+    }
+
+    /// [`Family::last`] of the default family.
+    ///
+    /// # Errors
+    /// As [`Family::get_with`].
+    pub fn last(&self) -> Result<Option<(Key, Value)>> {
+        self.default_family().last()
+    }
+
+    /// [`Family::is_empty`] of the default family.
+    ///
+    /// # Errors
+    /// As [`Family::get_with`].
+    pub fn is_empty(&self) -> Result<bool> {
+        self.default_family().is_empty()
+    }
+
+    /// [`Family::len`] of the default family: reads all of it.
+    ///
+    /// # Errors
+    /// As [`Family::get_with`].
+    pub fn len(&self) -> Result<u64> {
+        self.default_family().len()
+    }
+
+    /// [`Family::approximate_len`] of the default family.
+    ///
+    /// # Errors
+    /// As [`Family::approximate_len`].
+    pub fn approximate_len(&self) -> Result<u64> {
+        self.default_family().approximate_len()
+    }
+
+    /// [`Family::approximate_size`] of the default family.
+    ///
+    /// # Errors
+    /// As [`Family::approximate_size`].
+    pub fn approximate_size<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Result<u64> {
+        self.default_family().approximate_size(range)
+    }
+
     /// [`Family::put`] on the default family.
     ///
     /// # Errors
@@ -358,13 +451,81 @@ impl Db {
     }
 
     fn write_default(&self, key: &[u8], write: Write<'_>) -> Result<Lsn> {
-        let family = &*self.0.default_family.load();
-        let op = Op {
-            family: family.id(),
-            key,
-            write,
-        };
-        self.commit(Commit::One(family, op), &self.default_write())
+        loop {
+            let family = &*self.0.default_family.load();
+            let op = Op {
+                family: family.id(),
+                key,
+                write,
+            };
+            match self.commit(Commit::One(family, op), &self.default_write()) {
+                // Another thread has cleared it, and this write comes after that.
+                Err(Error::FamilyDropped { .. })
+                    if self
+                        .store()
+                        .family(DEFAULT_FAMILY)
+                        .is_some_and(|now| now.id() != family.id()) => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// [`Family::put_with`] on the default family.
+    ///
+    /// # Errors
+    /// As [`Family::put_with`].
+    pub fn put_with(
+        &self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        options: &WriteOptions,
+    ) -> Result<Lsn> {
+        self.default_family().put_with(key, value, options)
+    }
+
+    /// [`Family::delete_with`] on the default family.
+    ///
+    /// # Errors
+    /// As [`Family::put_with`].
+    pub fn delete_with(&self, key: impl AsRef<[u8]>, options: &WriteOptions) -> Result<Lsn> {
+        self.default_family().delete_with(key, options)
+    }
+
+    /// [`Family::compare_and_swap`] on the default family.
+    ///
+    /// # Errors
+    /// As [`Family::compare_and_swap`].
+    pub fn compare_and_swap(
+        &self,
+        key: impl AsRef<[u8]>,
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<std::result::Result<Lsn, NotSwapped>> {
+        self.default_family().compare_and_swap(key, expected, new)
+    }
+
+    /// [`Family::range`] on the default family.
+    ///
+    /// # Errors
+    /// As [`Family::iter`].
+    pub fn range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Result<Iter> {
+        self.default_family().range(range)
+    }
+
+    /// [`Family::prefix`] on the default family.
+    ///
+    /// # Errors
+    /// As [`Family::iter`].
+    pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Result<Iter> {
+        self.default_family().prefix(prefix)
+    }
+
+    /// [`Family::keys`] of the default family.
+    ///
+    /// # Errors
+    /// As [`Family::iter`].
+    pub fn keys(&self) -> Result<Keys> {
+        self.default_family().keys()
     }
 
     /// [`Family::iter`] on the default family.

@@ -2,18 +2,22 @@
 
 use std::ops::RangeBounds;
 use std::sync::Arc;
+use std::time::Duration;
+
+use collie_io::{Clock, RealClock};
 
 use crate::background::{compaction, flush};
 use crate::batch::Commit;
-use crate::iter::Iter;
-use crate::key::{Bounds, bounds, prefix_bounds};
+use crate::events::FlushCause;
+use crate::iter::{Iter, Keys};
+use crate::key::{Bounds, bounds, is_empty, prefix_bounds};
 use crate::memtable::Write;
 use crate::snapshot::{self, Read};
 use crate::store::family::FamilyState;
 use crate::store::read_point::ReadPoint;
-use crate::store::view::{FlushCause, View};
+use crate::store::view::View;
 use crate::write::encoding::Op;
-use crate::{Db, Error, Lsn, ReadOptions, Result, Value, WriteOptions};
+use crate::{Db, Error, Key, Lsn, ReadOptions, Result, TransactionOptions, Value, WriteOptions};
 
 /// A family of keys (RocksDB: a column family; fjall: a keyspace), with options and tables of its
 /// own.
@@ -66,6 +70,99 @@ impl Family {
     /// As [`Family::get_with`].
     pub fn contains(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         Ok(self.get(key)?.is_some())
+    }
+
+    /// The values of `keys`, in their order, all as of one moment. (RocksDB: `MultiGet`.)
+    ///
+    /// ```
+    /// # fn main() -> collie_db::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = collie_db::Db::open(dir.path().join("store"), collie_db::Options::default())?;
+    /// db.put("anna", "1")?;
+    /// db.put("carla", "3")?;
+    /// let found = db.multi_get(["carla", "berta", "anna"])?;
+    /// assert_eq!(found, [Some("3".into()), None, Some("1".into())]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Family::get_with`].
+    pub fn multi_get<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<Vec<Option<Value>>> {
+        let (view, point) = self.read_at(false)?;
+        snapshot::multi_get(keys, |key| {
+            Ok(snapshot::get(&view, &point, self.name(), key)?.value)
+        })
+    }
+
+    /// The first key, and its value.
+    ///
+    /// # Errors
+    /// As [`Family::get_with`].
+    pub fn first(&self) -> Result<Option<(Key, Value)>> {
+        self.iter()?.next().transpose()
+    }
+
+    /// The last key, and its value.
+    ///
+    /// # Errors
+    /// As [`Family::get_with`].
+    pub fn last(&self) -> Result<Option<(Key, Value)>> {
+        self.iter()?.next_back().transpose()
+    }
+
+    /// Whether it has no key.
+    ///
+    /// # Errors
+    /// As [`Family::get_with`].
+    pub fn is_empty(&self) -> Result<bool> {
+        Ok(self.first()?.is_none())
+    }
+
+    /// The number of keys. Reads the whole family: takes as long as walking over it;
+    /// [`Family::approximate_len`] takes next to nothing.
+    ///
+    /// # Errors
+    /// As [`Family::get_with`].
+    pub fn len(&self) -> Result<u64> {
+        self.keys()?.try_fold(0, |count, key| key.map(|_| count + 1))
+    }
+
+    /// The number of keys by what tables and memtables say of themselves: right where each key was
+    /// written once, and otherwise off by what was written over and not merged yet. Reads nothing.
+    /// (RocksDB: `rocksdb.estimate-num-keys`.)
+    ///
+    /// # Errors
+    /// [`Error::FamilyDropped`], [`Error::Closed`], [`Error::Forked`].
+    pub fn approximate_len(&self) -> Result<u64> {
+        self.db.store().check_process()?;
+        self.check()?;
+        Ok(self.state.approximate_len())
+    }
+
+    /// About how many bytes the keys of `range`, and their values, take in table files, compressed as
+    /// they are there. A table that lies in the range in part counts half; what is in memtables does
+    /// not count. Reads nothing. (RocksDB: `GetApproximateSizes`.)
+    ///
+    /// # Errors
+    /// [`Error::FamilyDropped`], [`Error::Closed`], [`Error::Forked`].
+    pub fn approximate_size<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Result<u64> {
+        let (view, _) = self.read_at(false)?;
+        view.tables.check_process()?;
+        let bounds = bounds(&range);
+        Ok(if is_empty(&bounds) {
+            0
+        } else {
+            view.tables.size(&bounds)
+        })
+    }
+
+    /// All keys, in order.
+    ///
+    /// # Errors
+    /// As [`Family::iter`].
+    pub fn keys(&self) -> Result<Keys> {
+        Ok(Keys::new(self.iter()?))
     }
 
     /// The value of `key`, and the commit that it comes from.
@@ -137,6 +234,49 @@ impl Family {
     /// As [`Family::put_with`].
     pub fn delete_with(&self, key: impl AsRef<[u8]>, options: &WriteOptions) -> Result<Lsn> {
         self.db.commit(self.op(key.as_ref(), Write::Delete), options)
+    }
+
+    /// Sets `key` to `new`, or removes it, if its value is `expected`; `None` is no value. Returns the
+    /// commit's end, or what the value is. Waits for the store's default durability, also where it
+    /// finds another value: what is returned survives a restart as well as a write would.
+    ///
+    /// It is a transaction of one row: the row is locked meanwhile, and what [`Db::transaction`] says
+    /// of writes outside of transactions is true from the first call on.
+    ///
+    /// ```
+    /// # fn main() -> collie_db::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = collie_db::Db::open(dir.path().join("store"), collie_db::Options::default())?;
+    /// let jobs = db.default_family();
+    /// assert!(jobs.compare_and_swap("job 7", None, Some(b"worker 1"))?.is_ok());
+    /// let taken = jobs.compare_and_swap("job 7", None, Some(b"worker 2"))?.unwrap_err();
+    /// assert_eq!(taken.current, Some("worker 1".into()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Family::put_with`], and those of locks.
+    pub fn compare_and_swap(
+        &self,
+        key: impl AsRef<[u8]>,
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<std::result::Result<Lsn, NotSwapped>> {
+        let key = key.as_ref();
+        let (not_swapped, committed) = self.db.transact_ticket(&TransactionOptions::default(), |tx| {
+            let current = tx.get_for_update(self, key)?;
+            if current.as_deref() != expected {
+                return Ok(Some(NotSwapped { current }));
+            }
+            match new {
+                Some(value) => tx.put(self, key, value)?,
+                None => tx.delete(self, key)?,
+            }
+            Ok::<_, Error>(None)
+        })?;
+        let end = committed.wait()?;
+        Ok(not_swapped.map_or(Ok(end), Err))
     }
 
     /// Waits as a write of so many bytes does while background work lags behind. For what was
@@ -215,6 +355,20 @@ impl Family {
         Iter::new(&view, bounds, &point, &self.state)
     }
 
+    /// Removes all keys at once, durably, whatever their number, by replacing the family with an empty
+    /// one of its name and options, and returns that one. As after [`Db::drop_family`] reads and writes
+    /// through earlier handles fail, with [`Error::FamilyDropped`], so do transactions that wrote to it;
+    /// snapshots and iterators that are open go on, and its files are removed with the last of them.
+    /// A write that is under way in another thread comes before it. (fjall: `Keyspace::clear`;
+    /// PostgreSQL: `TRUNCATE`.)
+    ///
+    /// # Errors
+    /// As [`Db::drop_family`], but that the default family can be cleared;
+    /// [`Error::ExternalJournal`] with such a journal. Nothing was removed.
+    pub fn clear(&self) -> Result<Self> {
+        self.db.clear_family(&self.state)
+    }
+
     /// Brings everything that was written before the call to tables, durably.
     ///
     /// # Errors
@@ -240,6 +394,40 @@ impl Family {
         compaction::compact_all(store, &self.state)
     }
 
+    /// Waits until no flush and no compaction of the family is to be done or under way; what is in
+    /// its active memtable is not flushed for that. `false`: after `timeout` there still is one. Writes
+    /// of others make new work meanwhile. (RocksDB: `WaitForCompact`.)
+    ///
+    /// # Errors
+    /// [`Error::FamilyDropped`], [`Error::Closed`], [`Error::Forked`]; the error of the last flush or
+    /// compaction where it failed, which is tried again.
+    pub fn wait_for_compact(&self, timeout: Duration) -> Result<bool> {
+        /// Nobody is told when the work ends.
+        const LOOK: Duration = Duration::from_millis(2);
+        let begun = RealClock.monotonic();
+        let kinds = [
+            self.state.flushes(),
+            self.state.compactions(),
+            self.state.whole_merges(),
+        ];
+        loop {
+            self.db.store().check_process()?;
+            self.check()?;
+            if let Some(error) = kinds.iter().find_map(|work| work.error()) {
+                return Err(error);
+            }
+            if kinds.iter().all(|work| work.is_idle()) {
+                return Ok(true);
+            }
+            let waited = Duration::from_nanos(RealClock.monotonic().saturating_sub(begun));
+            let left = timeout.saturating_sub(waited);
+            if left.is_zero() {
+                return Ok(false);
+            }
+            std::thread::sleep(left.min(LOOK));
+        }
+    }
+
     pub(crate) fn read_at(&self, durable: bool) -> Result<(arc_swap::Guard<Arc<View>>, ReadPoint)> {
         let read = self.db.store().read_at(&self.state, durable);
         // After the view was loaded: a store is marked closed before it empties its views.
@@ -252,6 +440,24 @@ impl Family {
         self.state.check_not_dropped()
     }
 }
+
+/// Why [`Family::compare_and_swap`] changed nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotSwapped {
+    /// The value; `None` where there is none.
+    pub current: Option<Value>,
+}
+
+impl std::fmt::Display for NotSwapped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.current {
+            Some(value) => write!(f, "the value is {value:?}"),
+            None => write!(f, "there is no value"),
+        }
+    }
+}
+
+impl std::error::Error for NotSwapped {}
 
 impl std::fmt::Debug for Family {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -359,6 +359,37 @@ impl std::fmt::Debug for Iter {
     }
 }
 
+/// The keys of a scan, without their values: of an [`Iter`] or a
+/// [`TransactionIter`](crate::TransactionIter), with the errors of that one. From the back in reverse
+/// order.
+#[derive(Debug)]
+pub struct Keys<I = Iter>(I);
+
+impl<I> Keys<I> {
+    pub(crate) fn new(entries: I) -> Self {
+        Self(entries)
+    }
+
+    /// The scan itself, which goes on from here.
+    pub fn into_entries(self) -> I {
+        self.0
+    }
+}
+
+impl<I: Iterator<Item = Result<(Key, Value)>>> Iterator for Keys<I> {
+    type Item = Result<Key>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.next().map(|entry| entry.map(|(key, _)| key))
+    }
+}
+
+impl<I: DoubleEndedIterator<Item = Result<(Key, Value)>>> DoubleEndedIterator for Keys<I> {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        self.0.next_back().map(|entry| entry.map(|(key, _)| key))
+    }
+}
+
 /// Gaps are looked for at the start, and after each so many removed rows.
 const LOOKS_AFTER: u64 = 8;
 /// A jump costs as much as walking over so many rows, but at the start, where nothing is fetched.

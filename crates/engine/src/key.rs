@@ -1,7 +1,7 @@
 //! Keys and values, which reads return, and the bounds of scans.
 
 use std::borrow::Borrow;
-use std::fmt;
+use std::fmt::{self, Write};
 use std::ops::{Bound, Deref, RangeBounds};
 
 use lsm_tree::Slice;
@@ -37,9 +37,64 @@ macro_rules! bytes {
             }
         }
 
+        impl<const N: usize> From<&[u8; N]> for $name {
+            fn from(bytes: &[u8; N]) -> Self {
+                Self::from(bytes.as_slice())
+            }
+        }
+
+        impl From<&str> for $name {
+            fn from(text: &str) -> Self {
+                Self::from(text.as_bytes())
+            }
+        }
+
+        impl From<Vec<u8>> for $name {
+            fn from(bytes: Vec<u8>) -> Self {
+                Self::from(&*bytes)
+            }
+        }
+
+        impl From<String> for $name {
+            fn from(text: String) -> Self {
+                Self::from(text.as_bytes())
+            }
+        }
+
         impl From<$name> for Vec<u8> {
             fn from(bytes: $name) -> Self {
                 bytes.to_vec()
+            }
+        }
+
+        #[cfg(feature = "bytes")]
+        impl From<bytes::Bytes> for $name {
+            fn from(bytes: bytes::Bytes) -> Self {
+                Self::from(&*bytes)
+            }
+        }
+
+        /// Without a copy.
+        #[cfg(feature = "bytes")]
+        impl From<$name> for bytes::Bytes {
+            fn from(from: $name) -> Self {
+                Self::from_owner(from)
+            }
+        }
+
+        /// As bytes: an array of numbers in JSON.
+        #[cfg(feature = "serde")]
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_bytes(self)
+            }
+        }
+
+        /// Of bytes, of a text, or of an array of numbers.
+        #[cfg(feature = "serde")]
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_bytes(AnyBytes).map(|bytes| Self::from(&*bytes))
             }
         }
 
@@ -49,12 +104,54 @@ macro_rules! bytes {
             }
         }
 
+        /// As text; what is no UTF-8 becomes U+FFFD.
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                for chunk in self.utf8_chunks() {
+                    f.write_str(chunk.valid())?;
+                    if !chunk.invalid().is_empty() {
+                        f.write_char(char::REPLACEMENT_CHARACTER)?;
+                    }
+                }
+                Ok(())
+            }
+        }
+
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "\"{}\"", self.escape_ascii())
             }
         }
     };
+}
+
+/// Takes bytes in any form.
+#[cfg(feature = "serde")]
+struct AnyBytes;
+
+#[cfg(feature = "serde")]
+impl<'de> serde::de::Visitor<'de> for AnyBytes {
+    type Value = Vec<u8>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("bytes")
+    }
+
+    fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Vec<u8>, E> {
+        Ok(bytes.to_vec())
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Vec<u8>, E> {
+        Ok(text.as_bytes().to_vec())
+    }
+
+    fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<u8>, A::Error> {
+        let mut bytes = Vec::new();
+        while let Some(byte) = seq.next_element()? {
+            bytes.push(byte);
+        }
+        Ok(bytes)
+    }
 }
 
 bytes! {
@@ -267,5 +364,30 @@ mod tests {
         for bytes in [&b""[..], b"short", &[7; 100]] {
             assert_eq!(state.hash_one(Key::from(bytes)), state.hash_one(bytes));
         }
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn keys_and_values_go_through_serde() {
+        let value = Value::from(&b"a\xff"[..]);
+        let text = serde_json::to_string(&value).unwrap();
+        assert_eq!(text, "[97,255]");
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
+        assert_eq!(serde_json::from_str::<Key>("\"ab\"").unwrap(), "ab");
+        for wrong in ["[256]", "[-1]", "1", "{}"] {
+            assert!(serde_json::from_str::<Value>(wrong).is_err(), "{wrong}");
+        }
+        let binary = postcard::to_stdvec(&value).unwrap();
+        assert_eq!(postcard::from_bytes::<Value>(&binary).unwrap(), value);
+    }
+
+    #[cfg(feature = "bytes")]
+    #[test]
+    fn a_value_becomes_bytes_without_a_copy() {
+        let value = Value::from(vec![7; 10_000]);
+        let at = value.as_ptr();
+        let bytes = bytes::Bytes::from(value.clone());
+        assert_eq!(bytes.as_ptr(), at);
+        assert_eq!(Value::from(bytes), value);
     }
 }

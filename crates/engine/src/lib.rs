@@ -101,6 +101,7 @@ mod batch;
 mod catalog;
 mod db;
 mod error;
+mod events;
 mod external_journal;
 mod family;
 mod iter;
@@ -124,9 +125,10 @@ pub use batch::Batch;
 pub use collie_log::{LogId, LogStats, Lsn, RecoveryReport, RingMode};
 pub use db::Db;
 pub use error::{DeadlockLink, Error, Result, TableError};
+pub use events::{Event, FlushCause, Listener};
 pub use external_journal::{ExternalJournal, Journal};
-pub use family::Family;
-pub use iter::Iter;
+pub use family::{Family, NotSwapped};
+pub use iter::{Iter, Keys};
 pub use key::{Key, Value};
 pub use options::{
     Compression, Durability, FamilyOptions, IoPolicy, Options, ReadOptions, ThrottleMode, WalRecoveryMode,
@@ -135,7 +137,6 @@ pub use options::{
 pub use snapshot::{Read, Snapshot};
 pub use stats::{FamilyStats, Stats, TransactionStats};
 pub use store::reserve::{DiskReserve, LentReserve, RoomUser};
-pub use store::view::FlushCause;
 pub use transaction::{
     CommitMode, Concurrency, Isolation, OwnedRowLocks, RowLocks, RowOwner, Ticket, Transaction,
     TransactionInfo, TransactionIter, TransactionOptions,

@@ -9,7 +9,7 @@ use collie_log::{LogOptions, LogSet, RingMode};
 
 use crate::background::threads::shared;
 use crate::store::reserve::StoreReserve;
-use crate::{DiskReserve, Error, Journal, Result, Shared};
+use crate::{DiskReserve, Error, Journal, Listener, Result, Shared};
 
 /// How much a write survives when the call that made it returns; see [`collie_log::Level`].
 pub use collie_log::Level as Durability;
@@ -156,6 +156,8 @@ pub struct Options {
     pub default_family: FamilyOptions,
     /// Options for other families that replace, at this open, those that they were created with.
     pub family_options: Vec<(String, FamilyOptions)>,
+    /// What is called with the store's events: flushes, compactions, stalls, failures. Default: none.
+    pub listener: Option<Listener>,
 }
 
 impl Default for Options {
@@ -195,6 +197,7 @@ impl Default for Options {
             lock_timeout: Duration::from_secs(1),
             default_family: FamilyOptions::default(),
             family_options: Vec::new(),
+            listener: None,
         }
     }
 }

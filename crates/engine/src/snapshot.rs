@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use collie_log::Lsn;
 
-use crate::iter::Iter;
+use crate::iter::{Iter, Keys};
 use crate::key::{Bounds, bounds, prefix_bounds};
 use crate::store::Views;
 use crate::store::read_point::ReadPoint;
 use crate::store::view::View;
-use crate::{Db, Error, Family, MAX_KEY_BYTES, Result, Value};
+use crate::{Db, Error, Family, Key, MAX_KEY_BYTES, Result, Value};
 
 /// What a read found, and the newest commit that it depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +38,22 @@ pub(crate) fn get(view: &View, point: &ReadPoint, family: &str, key: &[u8]) -> R
         .filter(|item| !item.is_tombstone())
         .map(|item| Value(item.value));
     Ok(Read { value, seen: 0 })
+}
+
+/// The values of keys, in the order of these; they are looked up in theirs, so that what lies beside
+/// one another is read together.
+pub(crate) fn multi_get<K: AsRef<[u8]>>(
+    keys: impl IntoIterator<Item = K>,
+    mut get: impl FnMut(&[u8]) -> Result<Option<Value>>,
+) -> Result<Vec<Option<Value>>> {
+    let keys: Vec<K> = keys.into_iter().collect();
+    let mut order: Vec<(usize, &[u8])> = keys.iter().map(AsRef::as_ref).enumerate().collect();
+    order.sort_unstable_by_key(|(_, key)| *key);
+    let mut values = vec![None; keys.len()];
+    for (at, key) in order {
+        values[at] = get(key)?;
+    }
+    Ok(values)
 }
 
 /// The state of all families at one moment: a prefix of the commit order.
@@ -96,6 +112,71 @@ impl Snapshot {
     /// the log failed.
     pub fn get_with(&self, family: &Family, key: impl AsRef<[u8]>) -> Result<Read<Option<Value>>> {
         get(self.view(family)?, &self.0.point, family.name(), key.as_ref())
+    }
+
+    /// Whether there is a value for `key`.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get_with`].
+    pub fn contains(&self, family: &Family, key: impl AsRef<[u8]>) -> Result<bool> {
+        Ok(self.get(family, key)?.is_some())
+    }
+
+    /// The values of `keys`, in their order.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get_with`].
+    pub fn multi_get<K: AsRef<[u8]>>(
+        &self,
+        family: &Family,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Result<Vec<Option<Value>>> {
+        let view = self.view(family)?;
+        multi_get(
+            keys,
+            |key| Ok(get(view, &self.0.point, family.name(), key)?.value),
+        )
+    }
+
+    /// The first key, and its value.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get_with`].
+    pub fn first(&self, family: &Family) -> Result<Option<(Key, Value)>> {
+        self.iter(family)?.next().transpose()
+    }
+
+    /// The last key, and its value.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get_with`].
+    pub fn last(&self, family: &Family) -> Result<Option<(Key, Value)>> {
+        self.iter(family)?.next_back().transpose()
+    }
+
+    /// Whether the family has no key.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get_with`].
+    pub fn is_empty(&self, family: &Family) -> Result<bool> {
+        Ok(self.first(family)?.is_none())
+    }
+
+    /// The number of keys. Reads the whole family: takes as long as walking over it.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get_with`].
+    pub fn len(&self, family: &Family) -> Result<u64> {
+        self.keys(family)?
+            .try_fold(0, |count, key| key.map(|_| count + 1))
+    }
+
+    /// All keys, in order.
+    ///
+    /// # Errors
+    /// As [`Snapshot::get_with`].
+    pub fn keys(&self, family: &Family) -> Result<Keys> {
+        Ok(Keys::new(self.iter(family)?))
     }
 
     /// All keys and values.

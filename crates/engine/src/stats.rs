@@ -1,16 +1,20 @@
 //! Statistics of a store and its families.
 
+mod properties;
+
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use collie_log::{LogStats, Lsn};
 
+use crate::events::FlushCause;
 use crate::store::Store;
 use crate::store::family::FamilyState;
-use crate::store::view::FlushCause;
 use crate::write::stall::Stall;
 
 /// A store's figures at one moment. Counts are since the store was opened.
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Stats {
@@ -63,11 +67,14 @@ pub struct Stats {
     pub reserve_bytes: u64,
     /// Whether all of them are there.
     pub reserve_complete: bool,
+    /// Events that the [`Listener`](crate::Listener) did not get, as it was behind.
+    pub lost_events: u64,
     /// By name.
     pub families: BTreeMap<String, FamilyStats>,
 }
 
 /// Figures of transactions and row locks, those of single writes included.
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct TransactionStats {
@@ -97,6 +104,7 @@ pub struct TransactionStats {
 }
 
 /// A family's figures.
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct FamilyStats {
@@ -143,6 +151,8 @@ pub struct FamilyStats {
     pub stall: Stall,
     /// Runs in level 0.
     pub level0_runs: usize,
+    /// Its keys, as [`Family::approximate_len`](crate::Family::approximate_len) has them.
+    pub approximate_len: u64,
     /// Tables.
     pub tables: usize,
     /// Their bytes on disk.
@@ -167,6 +177,11 @@ pub(crate) fn collect(store: &Store) -> Stats {
     let (reserve_bytes, reserve_complete) = store.reserve_status();
     let log_end = sequencer.oldest().map(|_| end);
     let families = store.families();
+    let unreported = |family: &Arc<FamilyState>| {
+        let view = family.view();
+        view.mems().map(|mem| mem.count().unreported).sum::<u64>()
+    };
+    let unreported: u64 = families.iter().map(unreported).sum();
     let families = families
         .iter()
         .map(|family| (family.name().to_string(), family_stats(family, log_end)))
@@ -178,7 +193,7 @@ pub(crate) fn collect(store: &Store) -> Stats {
         commit_bytes: counts.commit_bytes,
         apply_wait_ns: counts.apply_wait_ns,
         background_pieces: store.background_pieces(),
-        memtable_bytes: store.memtable_bytes(),
+        memtable_bytes: store.memtable_bytes() + unreported,
         max_memtable_bytes: store.throttle.budget.most(),
         snapshots: counts.snapshots,
         transactions: transactions(store),
@@ -194,6 +209,7 @@ pub(crate) fn collect(store: &Store) -> Stats {
         no_room: store.no_room().map(|e| e.to_string()),
         reserve_bytes,
         reserve_complete,
+        lost_events: store.events().lost(),
         families,
     }
 }
@@ -205,9 +221,9 @@ fn family_stats(family: &FamilyState, log_end: Option<Lsn>) -> FamilyStats {
     let content = family.tables().content();
     FamilyStats {
         id: family.id(),
-        active_bytes: view.active.bytes(),
+        active_bytes: view.active.all_bytes(),
         sealed: view.sealed.len(),
-        sealed_bytes: view.sealed.iter().map(|sealed| sealed.mem.bytes()).sum(),
+        sealed_bytes: view.sealed.iter().map(|sealed| sealed.mem.all_bytes()).sum(),
         flushed,
         pinned_wal_bytes: log_end.map_or(0, |end| end.saturating_sub(flushed)),
         flushes: counters.flushes(),
@@ -225,6 +241,7 @@ fn family_stats(family: &FamilyState, log_end: Option<Lsn>) -> FamilyStats {
         seal_ns: counters.seal_ns.get(),
         stall: family.stall(),
         level0_runs: family.level0_runs(),
+        approximate_len: family.approximate_len(),
         tables: family.tables().table_count(),
         table_bytes: content.bytes,
         hidden_bytes: content.hidden,

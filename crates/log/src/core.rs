@@ -18,7 +18,7 @@ use crate::lockfree::applied::Applied;
 use crate::lockfree::boundary::{CompletionBoundary, Reservations};
 use crate::lockfree::group::GroupCommit;
 use crate::lockfree::sync::{AtomicU32, AtomicU64, Ordering};
-use crate::options::LogOptions;
+use crate::options::{LogOptions, OnPoisoned};
 use crate::recovery::{DirLock, Opened, RecoveryReport};
 use crate::segments::pool::Segments;
 use crate::set::Jobs;
@@ -308,6 +308,9 @@ impl Core {
         self.wake_every_waiter();
         if first {
             tracing::error!(dir = %self.dir.display(), cause, "the log is poisoned");
+            if let (Some(OnPoisoned(tell)), Some(error)) = (&self.options.on_poisoned, self.poisoned()) {
+                tell(&error);
+            }
         }
     }
 

@@ -78,7 +78,8 @@ pub use {
     lockfree::limit::Room,
     log::Log,
     options::{
-        Compression, FIRST_LSN, Level, LogOptions, NoteRing, OnLostRing, RecoveryMode, RingMode, WritePath,
+        Compression, FIRST_LSN, Level, LogOptions, NoteRing, OnLostRing, OnPoisoned, RecoveryMode, RingMode,
+        WritePath,
     },
     read::follow,
     read::reader::Reader,

@@ -202,6 +202,8 @@ pub struct LogOptions {
     /// Called by an opening that finds the ring of the process before gone, or not to be used, before it changes
     /// anything. Default: none.
     pub on_lost_ring: Option<OnLostRing>,
+    /// Called once, when the log stops for good. Default: none.
+    pub on_poisoned: Option<OnPoisoned>,
 }
 
 /// Learns that what was acknowledged at [`Level::Process`] and not yet flushed may be lost. The next opening finds the
@@ -212,6 +214,16 @@ pub struct OnLostRing(pub Arc<NoteRing>);
 
 /// Stores what became of a ring, or says why it cannot.
 pub type NoteRing = dyn Fn(&RingOutcome) -> io::Result<()> + Send + Sync;
+
+/// Learns why the log stopped for good, on the thread that met the failure: it must not block, nor call the log.
+#[derive(Clone)]
+pub struct OnPoisoned(pub Arc<dyn Fn(&LogError) + Send + Sync>);
+
+impl fmt::Debug for OnPoisoned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OnPoisoned").finish_non_exhaustive()
+    }
+}
 
 impl fmt::Debug for OnLostRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -243,6 +255,7 @@ impl Default for LogOptions {
             threads: true,
             set: None,
             on_lost_ring: None,
+            on_poisoned: None,
         }
     }
 }

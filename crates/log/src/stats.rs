@@ -88,6 +88,7 @@ fn upper_of(bucket: usize) -> u64 {
 }
 
 /// A distribution, to within an eighth of each value.
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Summary {
     /// How many values.
@@ -164,6 +165,7 @@ impl Recorder {
 }
 
 /// Times in nanoseconds since the log was opened, by the stage of a commit that they were spent in.
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stages {
     /// From the call to the reservation; one append in [`SAMPLE`] is timed.
@@ -184,6 +186,7 @@ pub struct Stages {
 }
 
 /// Payloads and compression, since the log was opened with it.
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Compressed {
     /// Frames that are stored compressed; the others would not have shrunk, or were too small to
@@ -200,6 +203,7 @@ pub const SAMPLE: u32 = 64;
 
 /// What a log did since it was opened, and where it stands. The watermarks are read one after the
 /// other, durable first, so that durable ≤ written ≤ boundary ≤ appended holds in here too.
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct LogStats {

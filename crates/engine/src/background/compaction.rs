@@ -45,7 +45,7 @@ pub(crate) fn run(store: &Store) -> Next {
 }
 
 fn compact_in_turn(store: &Store, family: &Arc<FamilyState>) {
-    family.compactions().dequeue();
+    let _running = family.compactions().dequeue();
     if family.is_dropped() {
         return;
     }
@@ -125,7 +125,7 @@ pub(crate) fn run_whole_merges(store: &Store) -> Next {
 }
 
 fn run_whole_merge(store: &Store, family: &Arc<FamilyState>) {
-    family.whole_merges().dequeue();
+    let _running = family.whole_merges().dequeue();
     if family.is_dropped() {
         return;
     }

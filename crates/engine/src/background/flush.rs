@@ -39,6 +39,7 @@
 //! written ([`Options::close_flush_bytes`](crate::Options::close_flush_bytes)).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use collie_log::{Level, Lsn};
 use lsm_tree::{InternalValue, ValueType};
@@ -47,11 +48,12 @@ use parking_lot::MutexGuard;
 use crate::Result;
 use crate::background::merging::keep_level0_countable;
 use crate::background::threads::queue::pause_after;
+use crate::events::{Event, FlushCause};
 use crate::manifest::{Edit, PendingRecord};
 use crate::memtable::Entry;
 use crate::store::Store;
 use crate::store::family::FamilyState;
-use crate::store::view::{FlushCause, Sealed};
+use crate::store::view::Sealed;
 use crate::tables::{self, Sampled, Writing};
 use crate::write::stall::Stall;
 
@@ -169,8 +171,12 @@ fn register_sealed(
 
 /// Notes how a flush ended, and wakes the writers that wait for it.
 fn note_outcome(store: &Store, family: &Arc<FamilyState>, flushed: &Result<()>) {
-    if flushed.is_err() {
+    if let Err(error) = flushed {
         family.counters().flush_failures.add(1);
+        store.events().tell(|| Event::FlushFailed {
+            family: Arc::clone(family.name()),
+            error: error.clone(),
+        });
     }
     family.flushes().note(flushed);
     store.fill_reserve();
@@ -346,10 +352,15 @@ impl<'a> Flush<'a> {
         drop(writing);
         let full: Vec<_> = sealed.iter().filter(|sealed| !sealed.mem.is_empty()).collect();
         if let Some(oldest) = full.first() {
-            let bytes = full.iter().map(|sealed| sealed.mem.bytes()).sum();
-            family
-                .counters()
-                .count_flush(oldest.cause, bytes, store.ns_since(started));
+            let bytes = full.iter().map(|sealed| sealed.mem.all_bytes()).sum();
+            let took = store.ns_since(started);
+            family.counters().count_flush(oldest.cause, bytes, took);
+            store.events().tell(|| Event::Flushed {
+                family: Arc::clone(family.name()),
+                cause: oldest.cause,
+                bytes,
+                took: Duration::from_nanos(took),
+            });
         }
         Ok(())
     }

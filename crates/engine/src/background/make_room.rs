@@ -11,9 +11,9 @@
 use crate::background::compaction::{self, FREED_LEAST};
 use crate::background::flush;
 use crate::background::wal_limit::flush_pinning;
+use crate::events::FlushCause;
 use crate::store::Store;
 use crate::store::family::FamilyState;
-use crate::store::view::FlushCause;
 use crate::tables::Content;
 
 pub(crate) fn make_room(store: &Store) {

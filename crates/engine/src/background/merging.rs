@@ -1,7 +1,11 @@
 //! One compaction of a family at a time: how it is done, and what is noted of it.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use parking_lot::MutexGuard;
 
+use crate::events::Event;
 use crate::store::Store;
 use crate::store::family::{FamilyState, Work};
 use crate::tables::{Tables, Unwritten, Writing};
@@ -38,13 +42,26 @@ pub(super) fn compact(
     if changed {
         let publication = family.publication();
         publication.publish(|tables| store.pin(tables), 0);
+        let took = store.ns_since(started);
         family.counters().compactions.add(1);
-        family.counters().compaction_ns.add(store.ns_since(started));
+        family.counters().compaction_ns.add(took);
+        store.events().tell(|| Event::Compacted {
+            family: Arc::clone(family.name()),
+            took: Duration::from_nanos(took),
+        });
     }
     // Closing the store, dropping the family and a full device make compactions end early.
     let is_early = matches!(&done, Err(Error::Table { source, .. }) if source.is_interruption());
-    if done.is_err() && !is_early && !store.is_closed() && !family.is_dropped() {
+    if let Err(error) = &done
+        && !is_early
+        && !store.is_closed()
+        && !family.is_dropped()
+    {
         family.counters().compaction_failures.add(1);
+        store.events().tell(|| Event::CompactionFailed {
+            family: Arc::clone(family.name()),
+            error: error.clone(),
+        });
     }
     drop(writing);
     if !is_early {

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use collie_log::Lsn;
 
 use crate::background::flush::{self, record_with_idle};
+use crate::events::FlushCause;
 use crate::store::Store;
 use crate::store::family::FamilyState;
-use crate::store::view::FlushCause;
 use crate::{FamilyOptions, Options};
 
 /// Segments of live log, at most: recovery has all of them open, and a process has 1024 files by

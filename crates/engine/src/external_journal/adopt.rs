@@ -8,12 +8,12 @@ use collie_io::Device;
 use collie_log::Lsn;
 
 use crate::background::flush::{self, Flush, record};
+use crate::events::FlushCause;
 use crate::manifest::file::{ManifestError, ManifestFile};
 use crate::manifest::{Edit, FamilyRecord, LogState, Manifest};
 use crate::recovery::{self, DirectoryContent};
 use crate::store::Store;
 use crate::store::family::FamilyState;
-use crate::store::view::FlushCause;
 use crate::tables::directory_in;
 use crate::tables::link::link_closed;
 use crate::write::order::Turn;

@@ -96,6 +96,8 @@ pub(super) struct Bucket {
     outside: Vec<Slice>,
     /// Entries, sorted or not.
     entries: usize,
+    /// Removals among them, and such as another one replaced.
+    removals: usize,
     /// The smallest start of an entry, or of one that was here before a split; the largest number
     /// where there was none.
     oldest: Lsn,
@@ -135,6 +137,7 @@ impl Bucket {
             next_chunk: FIRST_CHUNK,
             outside: Vec::new(),
             entries: 0,
+            removals: 0,
             oldest: Lsn::MAX,
             arena: 0,
             indexed: (0, 0),
@@ -260,6 +263,14 @@ impl Bucket {
         (stored.key == key).then(|| self.found(&stored))
     }
 
+    pub(super) fn entries(&self) -> usize {
+        self.entries
+    }
+
+    pub(super) fn removals(&self) -> usize {
+        self.removals.min(self.entries)
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.leaves.is_empty() && self.unsorted.is_empty()
     }
@@ -312,6 +323,7 @@ impl Bucket {
                 (KIND_OUTSIDE, self.outside.len() - 1, &[])
             }
         };
+        self.removals += usize::from(kind == KIND_DELETE);
         let size = HEADER + key.len() + inline.len();
         let address = self.make_room(size);
         self.oldest = self.oldest.min(at.start);

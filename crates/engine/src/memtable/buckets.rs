@@ -20,7 +20,7 @@ use crate::memtable::bucket::Bucket;
 use crate::memtable::chunks::{Chunks, MemBytes};
 use crate::memtable::directory::{Counted, Directory, Slot};
 use crate::memtable::gaps::PutSince;
-use crate::memtable::{At, Direction, End, Entry, Found, Portion, Scan, Scanned, Write};
+use crate::memtable::{At, Count, Direction, End, Entry, Found, Portion, Scan, Scanned, Write};
 
 /// Parts that a bucket is split into after an insert, and after many loads.
 const PARTS: usize = 2;
@@ -299,6 +299,21 @@ impl Buckets {
     /// Memory in use, in bytes, less what buckets have not reported yet.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.get()
+    }
+
+    /// Takes each bucket's lock in turn. One that is split meanwhile does not count.
+    pub(super) fn count(&self) -> Count {
+        let directory = self.directory.load();
+        let mut count = Count::default();
+        for slot in directory.slots() {
+            let counted = slot.counted.lock();
+            count.unreported += counted.unreported;
+            if let Some(bucket) = &counted.bucket {
+                count.entries += bucket.entries();
+                count.removals += bucket.removals();
+            }
+        }
+        count
     }
 
     /// As [`MemBytes::uncount`].

@@ -105,6 +105,16 @@ pub(crate) enum End {
     Passed(Key),
 }
 
+/// What a memtable holds.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Count {
+    /// Bytes that [`Mem::bytes`] lacks yet.
+    pub(crate) unreported: u64,
+    /// Versions of keys, removals included.
+    pub(crate) entries: usize,
+    pub(crate) removals: usize,
+}
+
 /// A memtable of a family, with the LSN from which on commits belong to it.
 pub(crate) struct Mem {
     /// `None` only while it is dropped.
@@ -297,8 +307,21 @@ impl Mem {
         }
     }
 
+    /// Its memory, in bytes, but for a little that buckets have not reported yet.
     pub(crate) fn bytes(&self) -> u64 {
         self.table.as_ref().map_or(0, |table| table.bytes())
+    }
+
+    /// Its memory, in bytes. Takes as long as [`Mem::count`].
+    pub(crate) fn all_bytes(&self) -> u64 {
+        self.bytes() + self.count().unreported
+    }
+
+    /// Takes short locks, one for some thousand entries.
+    pub(crate) fn count(&self) -> Count {
+        self.table
+            .as_ref()
+            .map_or_else(Count::default, |table| table.count())
     }
 
     /// It is flushed, and counts in the total of the store's memtables no more, although snapshots

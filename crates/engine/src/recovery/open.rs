@@ -19,19 +19,19 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use collie_io::{Device, Scheduler, file_system_bytes};
-use collie_log::{Log, LogError, LogId, LogOptions, Lsn};
+use collie_log::{Log, LogError, LogId, LogOptions, Lsn, OnPoisoned};
 use parking_lot::Mutex;
 
 use crate::background::threads::shared::Resources;
 use crate::background::threads::{Handle, start_threads};
 use crate::background::{flush, wal_limit};
+use crate::events::{Events, FlushCause};
 use crate::manifest::file::ManifestFile;
 use crate::manifest::{LogState, Manifest};
 use crate::recovery::store_lock::{self, StoreLock};
 use crate::recovery::{self, DirectoryContent, replay};
 use crate::store::family::FamilyState;
 use crate::store::reserve::StoreReserve;
-use crate::store::view::FlushCause;
 use crate::store::{Start, Store};
 use crate::tables::{self, Home, Tables};
 use crate::write::order::Sequencer;
@@ -177,8 +177,9 @@ fn start(
     };
     let trees = open_trees(&home, &manifest)?;
     let end = manifest.floor.max(end_of(trees.values()));
+    let events = Arc::new(Events::start(options.listener.as_ref())?);
     let sequencer = reserve.relieve(None, || {
-        open_sequencer(path, &options, &manifest, end, &parts.scheduler)
+        open_sequencer(path, &options, &manifest, end, &parts.scheduler, &events)
     })?;
     // The opening of the log may have used it, for frames that were in the ring.
     reserve.fill(Some(&sequencer));
@@ -188,6 +189,7 @@ fn start(
         path: path.into(),
         log_disk_bytes,
         options,
+        events,
         sequencer,
         manifest,
         reserve,
@@ -280,6 +282,7 @@ fn open_sequencer(
     manifest: &Manifest,
     end: Lsn,
     scheduler: &Arc<Scheduler>,
+    events: &Arc<Events>,
 ) -> Result<Sequencer> {
     if let Journal::External(journal) = &options.journal {
         let flushed = manifest.families.iter().map(|family| family.flushed).max();
@@ -307,9 +310,16 @@ fn open_sequencer(
     if resume_at.is_some() {
         refuse_missing_log(&*options.device, &dir)?;
     }
+    let events = Arc::downgrade(events);
+    let refuse = move |poisoned: &LogError| {
+        if let Some(events) = events.upgrade() {
+            events.refuse(&poisoned.clone().into());
+        }
+    };
     let opened = Log::open(
         &dir,
         LogOptions {
+            on_poisoned: Some(OnPoisoned(Arc::new(refuse))),
             min_lsn: end,
             resume_at,
             log_id: Some(LogId(manifest.log_id)),

@@ -21,10 +21,10 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use collie_log::{Frame, Log, Lsn, Reader};
 
 use crate::background::flush;
+use crate::events::FlushCause;
 use crate::memtable::{At, Mem, UNPLACED};
 use crate::store::Store;
 use crate::store::family::FamilyState;
-use crate::store::view::FlushCause;
 use crate::store::wal::Replayed;
 use crate::write::encoding::{KIND_COMMIT, KIND_LAST, KIND_PART, Last, Ops, Part};
 use crate::{Error, Result};

@@ -8,11 +8,12 @@ use arc_swap::ArcSwap;
 use collie_log::Lsn;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::events::FlushCause;
 use crate::key::Edge;
 use crate::manifest::{FamilyRecord, Flushed, PendingRecord};
 use crate::memtable::gaps::{Gaps, PutSince, Walked};
 use crate::memtable::{At, Mem};
-use crate::store::view::{AllViews, FlushCause, View};
+use crate::store::view::{AllViews, View};
 use crate::tables::{Pinned, Tables};
 use crate::write::stall::{Stall, StallState};
 use crate::{Error, FamilyOptions, Result};
@@ -60,6 +61,8 @@ pub(crate) struct FamilyState {
 #[derive(Default)]
 pub(crate) struct Work {
     queued: AtomicBool,
+    /// How often it is queued or under way.
+    pending: AtomicU32,
     /// How often it failed since it last succeeded.
     failures: AtomicU32,
     /// Why it failed last; cleared when it succeeds.
@@ -71,12 +74,24 @@ impl Work {
     pub(crate) fn enqueue(&self) -> bool {
         // AcqRel, as in `dequeue`: the thread that clears the flag afterwards sees the work that
         // this call is made for.
-        !self.queued.swap(true, Ordering::AcqRel)
+        let is_new = !self.queued.swap(true, Ordering::AcqRel);
+        if is_new {
+            // Release: with `is_idle`. Before the thread that queues it again from within ends.
+            self.pending.fetch_add(1, Ordering::Release);
+        }
+        is_new
     }
 
     /// A thread begins to do it: work that arises from here on queues it again.
-    pub(crate) fn dequeue(&self) {
+    pub(crate) fn dequeue(&self) -> Running<'_> {
         self.queued.swap(false, Ordering::AcqRel);
+        Running(self)
+    }
+
+    /// Whether none is queued or under way in the background.
+    pub(crate) fn is_idle(&self) -> bool {
+        // Acquire: with `enqueue` and `Running`: what the work did is seen.
+        self.pending.load(Ordering::Acquire) == 0
     }
 
     pub(crate) fn is_queued(&self) -> bool {
@@ -99,6 +114,17 @@ impl Work {
 
     pub(crate) fn error(&self) -> Option<Error> {
         self.error.lock().clone()
+    }
+}
+
+/// Work that a thread does.
+#[must_use = "when it is dropped the work has ended"]
+pub(crate) struct Running<'a>(&'a Work);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        // Release: with `Work::is_idle`.
+        self.0.pending.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -362,6 +388,20 @@ impl FamilyState {
 
     pub(crate) fn stall_state(&self) -> &StallState {
         &self.stall
+    }
+
+    /// Keys by what tables and memtables say of themselves, as if each was written once, and removed
+    /// once at most.
+    pub(crate) fn approximate_len(&self) -> u64 {
+        let content = self.tables.content();
+        let in_tables = (content.entries - content.tombstones, content.tombstones);
+        let view = self.view();
+        let (written, removed) = view.mems().fold(in_tables, |(written, removed), mem| {
+            let count = mem.count();
+            let removals = count.removals as u64;
+            (written + count.entries as u64 - removals, removed + removals)
+        });
+        written.saturating_sub(removed)
     }
 
     /// Level-0 runs in the tables that reads see.

@@ -151,6 +151,7 @@ impl Store {
                 health <= failure && self.health.causes[health as usize].set(cause.clone()).is_ok();
             if is_first && health == Health::Failed {
                 tracing::error!(path = %self.path.display(), %cause, "writes are refused from now on");
+                self.events().refuse(&cause);
             }
         }
         self.wake_stalled();

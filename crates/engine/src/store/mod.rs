@@ -51,6 +51,7 @@ use parking_lot::Mutex;
 
 use crate::background::threads::queue::TaskQueue;
 use crate::background::threads::shared::Resources;
+use crate::events::Events;
 use crate::locks::table::LockTable;
 use crate::manifest::file::ManifestFile;
 use crate::memtable::chunks::Reclaim;
@@ -89,6 +90,7 @@ pub(crate) struct Store {
     locks: Arc<LockTable>,
     transactions: Registry,
     storage: Storage,
+    events: Arc<Events>,
 }
 
 /// What the memtables and trees of families are made with.
@@ -107,6 +109,7 @@ pub(crate) struct Start {
     pub(crate) path: PathBuf,
     pub(crate) log_disk_bytes: u64,
     pub(crate) options: Options,
+    pub(crate) events: Arc<Events>,
     pub(crate) sequencer: Sequencer,
     pub(crate) manifest: ManifestFile,
     pub(crate) reserve: StoreReserve,
@@ -121,6 +124,7 @@ impl Store {
             path,
             log_disk_bytes,
             options,
+            events,
             sequencer,
             manifest,
             reserve,
@@ -137,6 +141,7 @@ impl Store {
             path,
             locks: Arc::new(LockTable::new(options.max_row_locks)),
             transactions: Registry::new(options.max_row_locks),
+            events,
             options,
             pipeline,
             families: Families::new(manifest),
@@ -171,6 +176,11 @@ impl Store {
     /// alone.
     pub(crate) fn sequencer(&self) -> &Sequencer {
         &self.pipeline.sequencer
+    }
+
+    /// Where what happens is told.
+    pub(crate) fn events(&self) -> &Events {
+        &self.events
     }
 
     /// What the background threads are to do.

@@ -39,6 +39,7 @@ use parking_lot::Mutex;
 use rpds::HashTrieMapSync;
 
 use crate::FamilyOptions;
+use crate::events::FlushCause;
 use crate::memtable::{At, Mem};
 use crate::tables::Pinned;
 
@@ -56,46 +57,6 @@ pub(crate) struct Sealed {
     /// at `R`.
     pub(crate) until_end: Lsn,
     pub(crate) cause: FlushCause,
-}
-
-/// Why a memtable was sealed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum FlushCause {
-    /// It was full.
-    Full,
-    /// The oldest part of a log that had grown past `max_total_wal_size` was retained for it.
-    WalSize,
-    /// The caller asked.
-    Manual,
-    /// The store was closed, or changed to run without a log, and the memtable had writes that are
-    /// in no log.
-    Close,
-    /// It was filled by recovery.
-    Recovery,
-    /// It is a large commit, or what the family had in memory before that.
-    LargeCommit,
-    /// All families together had much in memory, and this one most.
-    Memory,
-    /// The device was full, and data had been removed.
-    Room,
-}
-
-impl FlushCause {
-    /// One word for it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Full => "full",
-            Self::WalSize => "wal-size",
-            Self::Manual => "manual",
-            Self::Close => "close",
-            Self::Recovery => "recovery",
-            Self::LargeCommit => "large-commit",
-            Self::Memory => "memory",
-            Self::Room => "room",
-        }
-    }
 }
 
 /// What a read of a family searches, at one moment.

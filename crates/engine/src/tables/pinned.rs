@@ -6,7 +6,7 @@
 //! The table library's own scan hides tombstones, however many it passes over in one step. So the
 //! parts that it is made of are put together here, without the last one.
 
-use std::ops::{Bound, Deref, RangeInclusive};
+use std::ops::{Bound, Deref, RangeBounds, RangeInclusive};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -29,6 +29,7 @@ type PointFn = dyn Fn(&[u8], Lsn) -> std::result::Result<Option<InternalValue>, 
 type RangeFn = dyn Fn(Bound<Slice>, Bound<Slice>, Lsn) -> TableIter + Send + Sync;
 type SinceFn =
     dyn Fn(&(Bound<Slice>, Bound<Slice>), Lsn, Look) -> std::result::Result<bool, TableFailure> + Send + Sync;
+type SizeFn = dyn Fn(&(Bound<Slice>, Bound<Slice>)) -> u64 + Send + Sync;
 type DamagedFn = dyn Fn((Bound<Slice>, Bound<Slice>)) -> Option<PathBuf> + Send + Sync;
 
 /// The newest entry of each key in the tables, tombstones included, in order, from either end.
@@ -47,6 +48,7 @@ impl Pinned {
     pub(super) fn of(tree: &Tree, dir: Arc<TreeDir>, lock: Option<StoreLock>) -> Self {
         let version = tree.current_version();
         let (whole, tables, version_of_damaged) = (version.clone(), version.clone(), version.clone());
+        let version_of_sizes = version.clone();
         let since = move |bounds: &(Bound<Slice>, Bound<Slice>), since: Lsn, look: Look| {
             for run in tables.iter_levels().flat_map(|level| level.iter()) {
                 let overlapping = run.range_overlap_indexes::<Slice, _>(bounds);
@@ -88,6 +90,23 @@ impl Pinned {
                 Some(of_run(Arc::clone(run), first..=last, &bounds, below))
             }))
         };
+        let sized = version_of_sizes;
+        let size = move |bounds: &(Bound<Slice>, Bound<Slice>)| {
+            let runs = sized.iter_levels().flat_map(|level| level.iter());
+            let of_run = runs.map(|run| {
+                let overlapping = run.range_overlap_indexes::<Slice, _>(bounds);
+                let overlapping = overlapping.and_then(|(low, high)| run.get(low..=high));
+                let tables = overlapping.into_iter().flatten();
+                tables
+                    .map(|table| {
+                        let keys = &table.metadata.key_range;
+                        let is_inside = bounds.contains(keys.min()) && bounds.contains(keys.max());
+                        table.metadata.file_size / if is_inside { 1 } else { 2 }
+                    })
+                    .sum::<u64>()
+            });
+            of_run.sum()
+        };
         let all = version_of_damaged;
         let damaged = move |bounds: (Bound<Slice>, Bound<Slice>)| {
             for run in all.iter_levels().flat_map(|level| level.iter()) {
@@ -106,6 +125,7 @@ impl Pinned {
             range: Box::new(range),
             since: Box::new(since),
             damaged: Box::new(damaged),
+            size: Box::new(size),
             dir: Some(dir),
             opener: Opener::here(),
             lock,
@@ -123,6 +143,7 @@ pub(crate) struct Pinned {
     range: Box<RangeFn>,
     since: Box<SinceFn>,
     damaged: Box<DamagedFn>,
+    size: Box<SizeFn>,
     dir: Option<Arc<TreeDir>>,
     opener: Opener,
     /// Dropped last.
@@ -148,6 +169,7 @@ impl Pinned {
             range: Box::new(|_, _, _| Box::new(std::iter::empty())),
             since: Box::new(|_, _, _| Ok(false)),
             damaged: Box::new(|_| None),
+            size: Box::new(|_| 0),
             dir: None,
             opener: Opener::here(),
             lock: None,
@@ -182,6 +204,16 @@ impl Pinned {
         let bounds = (cut(low, Bound::Excluded), cut(high, Bound::Included));
         let since = (self.since)(&bounds, since, Look::AtEntries);
         since.map_err(|(error, path)| Error::table("read", path, error))
+    }
+
+    /// The bytes of the tables between the bounds; a table of which only a part lies there counts half.
+    pub(crate) fn size(&self, (low, high): &Bounds) -> u64 {
+        let slice = |bound: &Bound<Key>| bound.as_ref().map(|key| key.0.clone());
+        let bounds = (
+            cut(slice(low), Bound::Excluded),
+            cut(slice(high), Bound::Included),
+        );
+        (self.size)(&bounds)
     }
 
     /// As [`has_newer`](Self::has_newer), without a look into tables: whether there may be one.

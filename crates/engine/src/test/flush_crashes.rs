@@ -14,8 +14,8 @@ use collie_io::RealDevice;
 use collie_sim::{Fault, FaultKind, SimDevice, SplitDevice};
 
 use crate::background::{compaction, flush, wal_limit};
+use crate::events::FlushCause;
 use crate::store::family::FamilyState;
-use crate::store::view::FlushCause;
 use crate::test::hold;
 use crate::{Db, Error, Family, FamilyOptions, Lsn, Options, RingMode, WriteOptions};
 

@@ -3,7 +3,7 @@
 use super::flush_crashes::{death, quiet_store};
 use super::interleavings::put;
 use crate::background::flush;
-use crate::store::view::FlushCause;
+use crate::events::FlushCause;
 use crate::{Db, Options, RingMode, WriteOptions};
 
 fn options() -> Options {

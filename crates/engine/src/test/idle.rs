@@ -8,7 +8,7 @@ use super::flush_crashes::{death, mark, quiet_store};
 use super::hold;
 use super::interleavings::put;
 use crate::background::flush;
-use crate::store::view::FlushCause;
+use crate::events::FlushCause;
 use crate::{Db, FamilyOptions, Options, RingMode, WriteOptions};
 
 fn options() -> Options {

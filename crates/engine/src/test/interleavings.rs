@@ -10,8 +10,8 @@ use collie_sim::{Fault, FaultKind, SimDevice};
 
 use crate::background::flush;
 use crate::background::threads::StoreJob;
+use crate::events::FlushCause;
 use crate::store::family::FamilyState;
-use crate::store::view::FlushCause;
 use crate::test::hold;
 use crate::{Db, Family, FamilyOptions, Options, RingMode, Value, WriteOptions};
 

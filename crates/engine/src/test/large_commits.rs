@@ -521,7 +521,7 @@ fn families_are_flushed_in_turn_one_large_commit_each() {
     }
     let state = families[0].state();
     for left in [2, 1, 0] {
-        state.flushes().dequeue();
+        drop(state.flushes().dequeue());
         flush::flush_in_turn(db.store(), state);
         assert_eq!(state.view().sealed.len(), 2 * left, "an empty one before each");
         assert_eq!(state.flushes().is_queued(), left > 0);

@@ -32,7 +32,7 @@ use std::sync::atomic::Ordering;
 
 use collie_log::Lsn;
 
-use crate::iter::Iter;
+use crate::iter::{Iter, Keys};
 use crate::key::{Bounds, bounds, is_empty, prefix_bounds};
 use crate::locks::entry::{Mode, RowRef};
 use crate::locks::held::Held;
@@ -199,6 +199,26 @@ impl Transaction {
         }
     }
 
+    /// Whether there is a value for `key`; as [`Transaction::get`].
+    ///
+    /// # Errors
+    /// As [`Transaction::get`].
+    pub fn contains(&self, family: &Family, key: impl AsRef<[u8]>) -> Result<bool> {
+        Ok(self.get(family, key)?.is_some())
+    }
+
+    /// The values of `keys`, in their order; as [`Transaction::get`] of each, from the smallest key on.
+    ///
+    /// # Errors
+    /// As [`Transaction::get`].
+    pub fn multi_get<K: AsRef<[u8]>>(
+        &self,
+        family: &Family,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Result<Vec<Option<Value>>> {
+        snapshot::multi_get(keys, |key| self.get(family, key))
+    }
+
     /// The value of `key`, for a later write: no other transaction can write the key until this one
     /// ends.
     ///
@@ -272,6 +292,49 @@ impl Transaction {
         inner.writes.write(family.state(), key, value, limit)?;
         self.entry.bytes.store(inner.writes.bytes(), Ordering::Relaxed);
         Ok(())
+    }
+
+    /// The first key, and its value, as the transaction sees them; as [`Transaction::range`] of the
+    /// keys up to that one.
+    ///
+    /// # Errors
+    /// As [`Transaction::get`].
+    pub fn first(&self, family: &Family) -> Result<Option<(Key, Value)>> {
+        self.iter(family)?.next().transpose()
+    }
+
+    /// The last key, and its value; as [`Transaction::first`].
+    ///
+    /// # Errors
+    /// As [`Transaction::get`].
+    pub fn last(&self, family: &Family) -> Result<Option<(Key, Value)>> {
+        self.iter(family)?.next_back().transpose()
+    }
+
+    /// Whether the family has no key, as the transaction sees it; as [`Transaction::first`].
+    ///
+    /// # Errors
+    /// As [`Transaction::get`].
+    pub fn is_empty(&self, family: &Family) -> Result<bool> {
+        Ok(self.first(family)?.is_none())
+    }
+
+    /// The number of keys, as the transaction sees them. Reads the whole family, as
+    /// [`Transaction::iter`].
+    ///
+    /// # Errors
+    /// As [`Transaction::get`].
+    pub fn len(&self, family: &Family) -> Result<u64> {
+        self.keys(family)?
+            .try_fold(0, |count, key| key.map(|_| count + 1))
+    }
+
+    /// All keys of a family, in order; as [`Transaction::iter`].
+    ///
+    /// # Errors
+    /// As [`Transaction::get`].
+    pub fn keys(&self, family: &Family) -> Result<Keys<TransactionIter>> {
+        Ok(Keys::new(self.iter(family)?))
     }
 
     /// All keys and values of a family, as the transaction sees them.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::transaction::options::Rerun;
-use crate::transaction::{Transaction, TransactionOptions};
+use crate::transaction::{CommitMode, Ticket, Transaction, TransactionOptions};
 use crate::{Db, Error, Result};
 
 /// The longest pause before the second attempt; each further one may be twice as long.
@@ -46,15 +46,33 @@ impl Db {
     pub fn transact<T, E: From<Error>>(
         &self,
         options: &TransactionOptions,
-        mut work: impl FnMut(&Transaction) -> Result<T, E>,
+        work: impl FnMut(&Transaction) -> Result<T, E>,
     ) -> Result<T, E> {
+        let (done, ticket) = self.transact_ticket(options, work)?;
+        if options.commit_mode != CommitMode::Async {
+            ticket.wait()?;
+        }
+        Ok(done)
+    }
+
+    /// As [`Db::transact`], and returns when the commit is visible, with a [`Ticket`] for the wait until
+    /// it is as durable as the options ask. What one thread does next need not wait for that, and
+    /// [`Ticket::end`] is what others can wait for.
+    ///
+    /// # Errors
+    /// As [`Db::transact`]; those of the wait are the ticket's.
+    pub fn transact_ticket<T, E: From<Error>>(
+        &self,
+        options: &TransactionOptions,
+        mut work: impl FnMut(&Transaction) -> Result<T, E>,
+    ) -> Result<(T, Ticket), E> {
         let mut attempt = 1;
         loop {
             let tx = self.transaction(options.clone())?;
             let number = tx.id();
             let (error, runs_again) = match work(&tx) {
-                Ok(done) => match tx.commit() {
-                    Ok(_) => return Ok(done),
+                Ok(done) => match tx.commit_ticket() {
+                    Ok(ticket) => return Ok((done, ticket)),
                     Err(error) => {
                         let runs_again = error.is_retryable();
                         (E::from(error), runs_again)

@@ -7,10 +7,11 @@ use collie_io::{Clock, RealClock};
 use collie_log::{AppendError, Level, Lsn, Room, Span};
 use parking_lot::MutexGuard;
 
+use crate::events::FlushCause;
 use crate::memtable::At;
 use crate::store::Store;
 use crate::store::family::FamilyState;
-use crate::store::view::{FlushCause, View};
+use crate::store::view::View;
 use crate::write::appenders::{Appender, Record};
 use crate::write::encoding::{self, KIND_MARK, KIND_PART};
 use crate::write::order::{STREAM, SequencerWorker};

@@ -12,6 +12,7 @@ use crate::background::threads::pool::Member;
 const SLEEP_NS: u64 = 1_000_000;
 
 /// What a family does to writes.
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Stall {

@@ -39,6 +39,7 @@ use std::time::Duration;
 
 use collie_log::{Level, Lsn};
 
+use crate::events::Event;
 use crate::store::Store;
 use crate::store::family::FamilyState;
 use crate::write::stall::{Level0, RaisedLevel0};
@@ -81,7 +82,13 @@ impl Store {
             family.stall_state().drained();
         }
         let checking = self.throttle.checking.lock();
+        let before = family.stall();
         let eased = family.stall_state().set(Backlog::of(family).stall);
+        let now = family.stall();
+        if before != now {
+            let family = Arc::clone(family.name());
+            self.events().tell(|| Event::StallChanged { family, now });
+        }
         drop(checking);
         if eased {
             self.throttle.changed.notify_all();

@@ -3,10 +3,12 @@
 
 mod background_io;
 mod batches;
+mod calls;
 #[path = "../common/mod.rs"]
 mod common;
 mod concurrent;
 mod deleted;
+mod events;
 mod formats;
 mod full_disk;
 mod idle;

@@ -11,6 +11,7 @@
 )]
 
 use std::path::Path;
+use std::time::Duration;
 
 use collie_db::{Db, Error, Family, FamilyOptions, Options, RingMode, WriteOptions};
 use collie_io::{Device, RealDevice};
@@ -78,7 +79,55 @@ fn strike(fault: Fault, after: u64, in_the_next_process: bool, cut: PowerCut, wh
     struck
 }
 
-fn each(name: &str, fault: impl Fn() -> Fault) {
+/// As [`strike`], on any of the store's files, while a family with two keys is cleared: until that has
+/// succeeded it has both or none.
+fn strike_clear(fault: Fault, after: u64, in_the_next_process: bool, cut: PowerCut, what: &str) -> bool {
+    let at = tempfile::tempdir().unwrap();
+    let mut fs = FaultFs::mount(at.path(), Names::Posix, after).unwrap();
+    let dir = at.path().join("store");
+    let mut db = open(&dir, what);
+    let mut orders = create(&db).unwrap();
+    orders.put_with("in a table", "", &WriteOptions::disk()).unwrap();
+    orders.flush().unwrap();
+    orders.put_with("in memory", "", &WriteOptions::disk()).unwrap();
+    assert!(orders.wait_for_compact(Duration::from_secs(60)).unwrap());
+    fs.inject(fault.after(after)).unwrap();
+    let cleared = orders.clear();
+    let struck = fs.fault_counts().values().sum::<u64>() > 0;
+    fs.heal().unwrap();
+    orders = match cleared {
+        Ok(orders) => orders,
+        Err(_) => {
+            let in_doubt = db.put_with("other", "", &WriteOptions::disk()).is_err();
+            if in_the_next_process || in_doubt {
+                drop(orders);
+                // Where it is in doubt, closing says so again.
+                let closed = db.close();
+                assert!(closed.is_ok() || in_doubt, "{what}: {closed:?}");
+                db = open(&dir, what);
+                orders = db.family("orders").unwrap();
+                let found = orders.len().unwrap();
+                assert!(found == 2 || found == 0 && in_doubt, "{what}: {found} keys");
+            } else {
+                assert_eq!(orders.len().unwrap(), 2, "{what}");
+            }
+            let cleared = orders.clear();
+            cleared.unwrap_or_else(|error| panic!("{what}: it cannot be cleared: {error}"))
+        }
+    };
+    orders.put_with("k", "v", &WriteOptions::disk()).unwrap();
+    drop(orders);
+    db.close().unwrap();
+    fs.power_cycle(cut, after).unwrap();
+    check(&dir, what);
+    let db = open(&dir, what);
+    assert_eq!(db.family("orders").unwrap().len().unwrap(), 1, "{what}");
+    struck
+}
+
+type Strike = fn(Fault, u64, bool, PowerCut, &str) -> bool;
+
+fn each(name: &str, strike: Strike, fault: impl Fn() -> Fault) {
     if let Err(missing) = faultfs::available() {
         assert!(std::env::var_os("COLLIE_REQUIRE_TOOLS").is_none(), "{missing}");
         println!("skipped: {missing}");
@@ -100,18 +149,30 @@ fn each(name: &str, fault: impl Fn() -> Fault) {
             struck += 1;
         }
     }
-    println!("figures: {struck} times {name} while a family was made, nothing lost");
+    println!("figures: {struck} times {name}, nothing lost");
     assert!(struck > 5, "{struck} times");
 }
 
 #[test]
 fn a_family_whose_creation_met_a_failed_sync_is_made_anew() {
-    each("a failed sync", || Fault::new(FaultKind::SyncFails).once());
+    each("a failed sync", strike, || {
+        Fault::new(FaultKind::SyncFails).once()
+    });
 }
 
 #[test]
 fn a_family_whose_creation_failed_is_made_anew() {
-    each("a failure", || Fault::new(FaultKind::AnyFails).once());
+    each("a failure", strike, || Fault::new(FaultKind::AnyFails).once());
+}
+
+#[test]
+fn a_family_is_cleared_wholly_or_not_at_all() {
+    each("a failure of a clear", strike_clear, || {
+        Fault::new(FaultKind::AnyFails).once()
+    });
+    each("a failed sync of a clear", strike_clear, || {
+        Fault::new(FaultKind::SyncFails).once()
+    });
 }
 
 /// The sync that fails is the one of the directory that is to hold the store.

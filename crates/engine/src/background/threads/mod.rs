@@ -16,9 +16,9 @@ use crate::background::threads::pool::{Member, Threads};
 use crate::background::threads::queue::FlushTask;
 use crate::background::threads::shared::Shared;
 use crate::background::{compaction, make_room, wal_limit};
+use crate::events::FlushCause;
 use crate::store::Store;
 use crate::store::family::FamilyState;
-use crate::store::view::FlushCause;
 use crate::{Error, Result};
 
 /// What all handles of a store share. The last one closes it.
@@ -39,6 +39,7 @@ impl Handle {
         let closed = store.finish_close();
         let threads = self.threads.lock().take();
         drop((threads, alone));
+        store.events().close();
         flushed
             .and(closed)
             .and_then(|()| store.failed().map_or(Ok(()), Err))
@@ -100,7 +101,7 @@ fn serve(store: &Arc<Store>, threads: &Threads, flushes: usize) {
 fn run_flush(store: &Store) -> Next {
     match store.queue().next_flush() {
         Ok(FlushTask::Family(family)) => {
-            family.flushes().dequeue();
+            let _running = family.flushes().dequeue();
             flush::flush_in_turn(store, &family);
         }
         Ok(FlushTask::WalSize) => wal_limit::flush_for_wal_size(store),

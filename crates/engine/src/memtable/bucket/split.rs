@@ -50,6 +50,8 @@ impl Bucket {
             let digest_of = |address: &Address| digest(read(&self.chunks, *address).key, skip);
             let entries: Vec<_> = slices[kept].iter().map(|a| (digest_of(a), *a)).collect();
             self.index(&entries);
+            let moved: usize = split.iter().map(|part| part.removals).sum();
+            self.removals = self.removals.saturating_sub(moved);
             split.insert(kept, self);
         }
         split
@@ -93,6 +95,7 @@ impl Bucket {
         for address in addresses {
             let stored = read(&self.chunks, *address);
             copy.oldest = copy.oldest.min(stored.start);
+            copy.removals += usize::from(!stored.is_put());
             let size = stored.size();
             let to = copy.make_room(size);
             let chunk = &mut copy.chunks[to.chunk()];

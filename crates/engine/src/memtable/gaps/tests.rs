@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::store::view::FlushCause;
+use crate::events::FlushCause;
 use crate::test::interleavings::{new_store, put};
 use crate::test::{Rng, hold, seeds};
 use crate::{Batch, Db, Family, WriteOptions};

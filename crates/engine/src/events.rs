@@ -151,7 +151,7 @@ pub(crate) struct Events {
     to: Mutex<Option<(SyncSender<Event>, JoinHandle<()>)>>,
     /// Whether there is one. Set once, before the store is used.
     listens: bool,
-    /// It was told that writes are refused.
+    /// An event has said that writes are refused.
     refused: AtomicBool,
     lost: AtomicU64,
 }
@@ -184,9 +184,9 @@ impl Events {
         }
     }
 
-    /// Writes are refused from now on: tells the first cause.
+    /// Writes are refused from now on: queues an event with the first cause.
     pub(crate) fn refuse(&self, error: &Error) {
-        // Relaxed: one of those that find a cause tells it.
+        // Relaxed: one of those that find a cause queues the event.
         if !self.refused.swap(true, Ordering::Relaxed) {
             let error = error.clone();
             self.tell(|| Event::WritesRefused { error });

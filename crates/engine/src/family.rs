@@ -402,7 +402,7 @@ impl Family {
     /// [`Error::FamilyDropped`], [`Error::Closed`], [`Error::Forked`]; the error of the last flush or
     /// compaction where it failed, which is tried again.
     pub fn wait_for_compact(&self, timeout: Duration) -> Result<bool> {
-        /// Nobody is told when the work ends.
+        /// Nothing wakes a waiter when the work ends.
         const LOOK: Duration = Duration::from_millis(2);
         let begun = RealClock.monotonic();
         let kinds = [

@@ -241,7 +241,7 @@ fn family_stats(family: &FamilyState, log_end: Option<Lsn>) -> FamilyStats {
         seal_ns: counters.seal_ns.get(),
         stall: family.stall(),
         level0_runs: family.level0_runs(),
-        approximate_len: family.approximate_len(),
+        approximate_len: family.approximate_len_with(&content),
         tables: family.tables().table_count(),
         table_bytes: content.bytes,
         hidden_bytes: content.hidden,

@@ -14,7 +14,7 @@ use crate::manifest::{FamilyRecord, Flushed, PendingRecord};
 use crate::memtable::gaps::{Gaps, PutSince, Walked};
 use crate::memtable::{At, Mem};
 use crate::store::view::{AllViews, View};
-use crate::tables::{Pinned, Tables};
+use crate::tables::{Content, Pinned, Tables};
 use crate::write::stall::{Stall, StallState};
 use crate::{Error, FamilyOptions, Result};
 
@@ -393,7 +393,11 @@ impl FamilyState {
     /// Keys by what tables and memtables say of themselves, as if each was written once, and removed
     /// once at most.
     pub(crate) fn approximate_len(&self) -> u64 {
-        let content = self.tables.content();
+        self.approximate_len_with(&self.tables.content())
+    }
+
+    /// The same, with what the tables hold.
+    pub(crate) fn approximate_len_with(&self, content: &Content) -> u64 {
         let in_tables = (content.entries - content.tombstones, content.tombstones);
         let view = self.view();
         let (written, removed) = view.mems().fold(in_tables, |(written, removed), mem| {

@@ -25,7 +25,7 @@
 //! Below all of these, and with nothing of the engine's below them but what is named: the queues
 //! of tasks and of the thread pool (one after the other), `StoreReserve`'s file (it calls the log),
 //! `AllViews::edit`, `Gaps::edit`, `WalState::large`, `Registry::open`, `Families::dropped`,
-//! `Storage`, a bucket's mutex (then the directory's and the spare chunks'), and a tree's version lock
+//! `Storage`, `Events::to`, a bucket's mutex (then the directory's and the spare chunks'), and a tree's version lock
 //! (then its orphans and what is verified).
 //!
 //! `Budget::sealing` is only tried. Who has it takes 8 to 11 of each store that shares it. The lock
@@ -178,7 +178,7 @@ impl Store {
         &self.pipeline.sequencer
     }
 
-    /// Where what happens is told.
+    /// The queue of events.
     pub(crate) fn events(&self) -> &Events {
         &self.events
     }

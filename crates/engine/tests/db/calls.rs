@@ -171,7 +171,7 @@ fn estimates_say_what_tables_and_memtables_hold() {
     assert!(part > 0 && part <= whole / 2, "{part} of {whole}");
     assert_eq!(rows.approximate_size(at(3_000)..at(3_000)).unwrap(), 0);
     assert_eq!(rows.approximate_size(at(20_000)..).unwrap(), 0);
-    // A short store, in whose memtable buckets have not told of their bytes.
+    // A short store, in whose memtable buckets have not reported their bytes.
     db.put("k", "v").unwrap();
     assert!(db.stats().families["default"].active_bytes > 0);
 }

@@ -47,6 +47,9 @@ pub enum Data {
     /// since they were zero hold garbage. A sector of zeros that the program wrote looks like one
     /// that was never written: programs under test should not rely on the former.
     FreshGarbage,
+    /// The same, save that zeros written over zeros stay zeros: on a file system that never shows
+    /// what a file's blocks held before, they tear into nothing else.
+    FreshContentGarbage,
     /// As [`Data::AnySectors`], and some of the sectors that were being written hold garbage,
     /// whatever they held before: a device that does not even write sectors whole.
     Garbage,
@@ -243,7 +246,8 @@ fn settle_names(world: &mut World, keep: Keep, rng: &mut Rng, effects: &mut Effe
 }
 
 /// Decides what a file holds. A truncation happens as a whole: where the file has the length that it
-/// had before, it also has what was there, and nothing that was written later behind the cut. No
+/// had before, it also has what was there, and nothing that was written later behind the cut; where
+/// it has a later length, nothing that was cut off. No
 /// file system that logs its metadata leaves zeros there, and PostgreSQL, which truncates the files
 /// that it removes, may read them once more.
 fn settle_file(file: &mut FileData, cut: PowerCut, rng: &mut Rng, effects: &mut Effects) {
@@ -267,16 +271,21 @@ fn settle_file(file: &mut FileData, cut: PowerCut, rng: &mut Rng, effects: &mut 
     let mut before = file.durable.len();
     let truncations: Vec<(u64, u64)> = lengths
         .into_iter()
-        .filter(|&(op, len)| std::mem::replace(&mut before, len) > len && op > since)
+        .filter(|&(_, len)| std::mem::replace(&mut before, len) > len)
         .collect();
     for (index, chosen) in chosen_data {
         let end = (index as u64 + 1) * SECTOR as u64;
-        let undone = truncations.iter().find(|&&(_, len)| len < end);
-        let (Some(&(op, _)), Some(versions)) = (undone, pending.get(&index)) else {
+        let Some(versions) = pending.get(&index) else {
             continue;
         };
-        let kept = versions.partition_point(|v| v.op < op);
-        if chosen > kept {
+        let until = |op: u64| versions.partition_point(|v| v.op <= op);
+        let mut cuts = truncations.iter().filter(|&&(_, len)| len < end);
+        let least = cuts.clone().rfind(|&&(op, _)| op <= since);
+        let least = least.map_or(0, |&(op, _)| until(op));
+        let most = cuts.find(|&&(op, _)| op > since);
+        let most = most.map_or(versions.len(), |&(op, _)| until(op - 1));
+        let kept = chosen.min(most).max(least);
+        if kept != chosen {
             let last = kept.checked_sub(1).and_then(|i| versions.get(i));
             let data = last.map_or(file.durable.get(index).cloned(), |v| v.data.clone());
             content.put(index, data);
@@ -317,7 +326,9 @@ fn settle_data(
         let chosen = match how {
             Data::Lost => 0,
             Data::Kept => all,
-            Data::AnySectors | Data::FreshGarbage | Data::Garbage => rng.index(all + 1),
+            Data::AnySectors | Data::FreshGarbage | Data::FreshContentGarbage | Data::Garbage => {
+                rng.index(all + 1)
+            }
             Data::AnyBlocks | Data::GarbageBlocks => before(moment_of_block(pending, index, seed)),
             Data::TornSectors | Data::TornBlocks if in_last(versions) && index >= torn_at => all - 1,
             Data::TornSectors | Data::TornBlocks => all,
@@ -330,6 +341,7 @@ fn settle_data(
                 .all(|v| v.data.as_ref().is_none_or(is_zero));
         let garbage = match how {
             Data::FreshGarbage => fresh && rng.one_in(4),
+            Data::FreshContentGarbage => fresh && is_content(versions) && rng.one_in(4),
             Data::Garbage => rng.one_in(4),
             Data::GarbageBlocks => Rng::new(!seed ^ (index / SECTORS_IN_BLOCK) as u64).one_in(4),
             _ => false,
@@ -369,6 +381,12 @@ fn moment_of_block(pending: &BTreeMap<usize, Vec<Version>>, index: usize, seed: 
         .checked_sub(1)
         .and_then(|i| ops.get(i).copied())
         .unwrap_or(0)
+}
+
+/// Whether anything but zeros was written.
+fn is_content(versions: &[Version]) -> bool {
+    let mut data = versions.iter().filter_map(|v| v.data.as_ref());
+    data.any(|sector| !is_zero(sector))
 }
 
 fn is_zero(sector: &Sector) -> bool {

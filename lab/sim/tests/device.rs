@@ -192,6 +192,12 @@ fn a_truncation_happens_with_what_it_cuts_off_or_not_at_all() {
         seen.insert(bytes.len() / BLOCK);
         if bytes.len() == 4 * BLOCK {
             assert!(bytes.iter().all(|&b| b == 1), "seed {seed}: half a truncation");
+        } else {
+            let behind = bytes.get(BLOCK..).unwrap();
+            assert!(
+                !behind.contains(&1),
+                "seed {seed}: cut off and there all the same"
+            );
         }
     }
     assert_eq!(seen, BTreeSet::from([1, 3, 4]));
@@ -217,6 +223,23 @@ fn fresh_garbage_spares_what_held_data() {
         assert!(bytes[..SECTOR].iter().all(|&b| b == bytes[0]) && [1, 2].contains(&bytes[0]));
     }
     assert!(garbage > 0);
+    // A sector of zeros on zeros, and one of data.
+    write_all_at(&*file, &[0; 2 * SECTOR], 2 * SECTOR as u64).unwrap();
+    write_all_at(&*file, &[3; SECTOR], 3 * SECTOR as u64).unwrap();
+    for (data, tears) in [(Data::FreshGarbage, true), (Data::FreshContentGarbage, false)] {
+        let images = (0..100).map(|seed| device.snapshot().power_cut(PowerCut { data, ..cut }, seed));
+        let images: Vec<_> = images
+            .map(|image| content(&image.device(), "/f").unwrap())
+            .collect();
+        let is_torn = |sector: usize| {
+            let bytes = |image: &Vec<u8>| image[sector * SECTOR..(sector + 1) * SECTOR].to_vec();
+            images
+                .iter()
+                .map(bytes)
+                .any(|bytes| bytes.iter().any(|&b| b != 0 && b != 3))
+        };
+        assert_eq!((is_torn(2), is_torn(3)), (tears, true), "{data:?}");
+    }
 }
 
 #[test]

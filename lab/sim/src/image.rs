@@ -47,8 +47,9 @@ pub enum Data {
     /// since they were zero hold garbage. A sector of zeros that the program wrote looks like one
     /// that was never written: programs under test should not rely on the former.
     FreshGarbage,
-    /// The same, save that zeros written over zeros stay zeros: on a file system that never shows
-    /// what a file's blocks held before, they tear into nothing else.
+    /// The same, save that written zeros stay what they are: while they are not synced, as on a file
+    /// system that never shows what a file's blocks held before, and once they are, as those that
+    /// end a record may be.
     FreshContentGarbage,
     /// As [`Data::AnySectors`], and some of the sectors that were being written hold garbage,
     /// whatever they held before: a device that does not even write sectors whole.
@@ -341,7 +342,10 @@ fn settle_data(
                 .all(|v| v.data.as_ref().is_none_or(is_zero));
         let garbage = match how {
             Data::FreshGarbage => fresh && rng.one_in(4),
-            Data::FreshContentGarbage => fresh && is_content(versions) && rng.one_in(4),
+            Data::FreshContentGarbage => {
+                let is_written = content.get(index).is_some();
+                fresh && !is_written && is_content(versions) && rng.one_in(4)
+            }
             Data::Garbage => rng.one_in(4),
             Data::GarbageBlocks => Rng::new(!seed ^ (index / SECTORS_IN_BLOCK) as u64).one_in(4),
             _ => false,

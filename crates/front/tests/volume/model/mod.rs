@@ -349,7 +349,8 @@ fn live(device: &SimDevice, spec: Spec, rng: &mut Rng, crashes: usize) -> Result
         }
         let (way, mut cut) = PowerCut::WAYS[rng.index(PowerCut::WAYS.len())];
         if cut.data == Data::FreshGarbage {
-            // A file grows by zeros before the log has its end: as safe as on the file system itself.
+            // A file grows by zeros before the log has its end, and a record of the log may end with
+            // a sector of zeros.
             cut.data = Data::FreshContentGarbage;
         }
         let mut image = snapshot.power_cut(cut, rng.next_u64());

@@ -55,12 +55,15 @@ pub enum CommandError {
     /// The log is full.
     #[error(transparent)]
     Log(#[from] StoreError),
-    /// So many replicas take no entries, as their disks are full, that none can be committed.
+    /// So many replicas take no entries, as their disks are full or their logs, that none can be committed.
     #[error(
-        "BUSY the disks of so many replicas of this partition are full that nothing can be committed: make room on \
-         them, and the writes go on by themselves"
+        "BUSY the disks or the logs of so many replicas of this partition are full that nothing can be committed: \
+         `collie cluster status` says which; make room on full disks, and the writes go on by themselves"
     )]
-    MostFull,
+    MostFull {
+        /// Whether it has been so for seconds: until then it is worth a wait.
+        lasts: bool,
+    },
     /// The table cannot be read.
     #[error(transparent)]
     Table(#[from] collie_db::Error),

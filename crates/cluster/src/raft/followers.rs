@@ -32,29 +32,24 @@ pub(super) type Anew = (ReplicaId, oneshot::Sender<()>);
 /// within that time; where it has none left, a write finds out.
 const FULL_FOR: Duration = Duration::from_secs(5);
 
-/// The disks of other nodes whose logs take no entries, as the leaders on this node have learned, and
-/// when each was last seen to take none.
+/// The disks of other nodes whose logs take no entries, as the leaders on this node have learned.
 #[derive(Debug, Default)]
-pub struct FullDisks(Mutex<BTreeMap<(NodeId, u32), Instant>>);
+pub struct FullDisks(Mutex<Without<(NodeId, u32)>>);
 
 impl FullDisks {
     fn learned(&self, disk: (NodeId, u32), is_full: bool) {
-        let mut full = self.0.lock();
-        if is_full {
-            full.insert(disk, Instant::now());
-        } else if !full.is_empty() {
-            full.remove(&disk);
-        }
+        note(&self.0, disk, is_full);
     }
 
-    /// Whether so many of the voters are on them, or without room for tables, that nothing can be committed.
-    fn have_most(&self, members: &Members, tables: &WithoutRoom) -> bool {
+    /// How long so many of the voters have been on them, or without room for tables, that nothing can be
+    /// committed, if that is so.
+    fn have_most(&self, members: &Members, tables: &Without<ReplicaId>) -> Option<Duration> {
         let mut full = self.0.lock();
-        full.retain(|_, at| at.elapsed() < FULL_FOR);
+        full.retain(|_, (_, last)| last.elapsed() < FULL_FOR);
         are_most(members, |voter| {
             let member = members.all.get(&voter);
-            tables.contains_key(&voter)
-                || member.is_some_and(|member| full.contains_key(&(member.node, member.disk)))
+            let disk = member.and_then(|member| full.get(&(member.node, member.disk)));
+            longest([disk, tables.get(&voter)])
         })
     }
 
@@ -63,13 +58,29 @@ impl FullDisks {
     }
 }
 
-/// Whether so many voters are full that nothing can be committed.
-fn are_most(members: &Members, is_full: impl Fn(ReplicaId) -> bool) -> bool {
-    2 * members.voters.iter().filter(|voter| is_full(**voter)).count() >= members.voters.len()
+/// How long so many voters have been full that nothing can be committed, if that is so.
+fn are_most(members: &Members, full_for: impl Fn(ReplicaId) -> Option<Duration>) -> Option<Duration> {
+    let mut full: Vec<_> = members
+        .voters
+        .iter()
+        .filter_map(|voter| full_for(*voter))
+        .collect();
+    full.sort_unstable_by(|one, other| other.cmp(one));
+    full.get(members.voters.len().div_ceil(2).checked_sub(1)?)
+        .copied()
 }
 
-/// Replicas without room: since when that is so, and when it was last seen.
-type WithoutRoom = BTreeMap<ReplicaId, (Instant, Instant)>;
+/// Those without room: since when that is so, and when it was last seen.
+type Without<K> = BTreeMap<K, (Instant, Instant)>;
+
+/// How long the one has been without room that has been for longer.
+fn longest(without: [Option<&(Instant, Instant)>; 2]) -> Option<Duration> {
+    without
+        .into_iter()
+        .flatten()
+        .map(|(since, _)| since.elapsed())
+        .max()
+}
 
 /// Refusals of what takes data away.
 #[derive(Debug, Clone, Copy)]
@@ -80,17 +91,17 @@ struct FollowerRefusals {
     times: usize,
 }
 
-fn note(without: &Mutex<WithoutRoom>, follower: ReplicaId, is_full: bool) {
+fn note<K: Ord>(without: &Mutex<Without<K>>, key: K, is_full: bool) {
     let mut without = without.lock();
     if is_full {
         let now = Instant::now();
-        let (since, last) = without.entry(follower).or_insert((now, now));
+        let (since, last) = without.entry(key).or_insert((now, now));
         if last.elapsed() >= FULL_FOR {
             *since = now;
         }
         *last = now;
     } else {
-        without.remove(&follower);
+        without.remove(&key);
     }
 }
 
@@ -103,9 +114,9 @@ pub(super) struct Followers {
     full: Arc<FullDisks>,
     /// Those that lack entries which the log does not keep, and whose disks had no room for tables: when
     /// each last said so. Of this group alone: the log on such a disk may have room for entries.
-    tables: Mutex<WithoutRoom>,
+    tables: Mutex<Without<ReplicaId>>,
     /// Those that have refused entries of this group for want of room, and none since.
-    entries: Mutex<WithoutRoom>,
+    entries: Mutex<Without<ReplicaId>>,
     /// Since when removals are refused, and when that was last.
     removals: Mutex<Option<FollowerRefusals>>,
     /// Woken by each refusal of entries for want of room.
@@ -247,29 +258,28 @@ impl Followers {
         note(&self.entries, follower, false);
     }
 
-    /// Whether so many of the voters have no room for entries that none can be committed.
-    pub(super) fn most_are_full(&self, members: impl FnOnce() -> Members) -> bool {
+    /// How long so many of the voters have had no room for entries that none can be committed, if that is so.
+    pub(super) fn most_are_full(&self, members: impl FnOnce() -> Members) -> Option<Duration> {
         let mut tables = self.tables.lock();
         tables.retain(|_, (_, last)| last.elapsed() < FULL_FOR);
-        (!tables.is_empty() || !self.full.is_empty()) && self.full.have_most(&members(), &tables)
+        let is_any = !tables.is_empty() || !self.full.is_empty();
+        is_any.then(|| self.full.have_most(&members(), &tables)).flatten()
     }
 
     /// The same for what takes data away. It is small, and a log has room for it that has none for larger
     /// entries: so here only those count that have refused entries of this group, before which nothing
     /// else is taken.
-    pub(super) fn most_refuse_removals(&self, members: impl FnOnce() -> Members) -> bool {
+    pub(super) fn most_refuse_removals(&self, members: impl FnOnce() -> Members) -> Option<Duration> {
         let (mut tables, mut entries) = (self.tables.lock(), self.entries.lock());
         let mut is_none = true;
         for without in [&mut *tables, &mut *entries] {
             without.retain(|_, (_, last)| last.elapsed() < FULL_FOR);
             is_none &= without.is_empty();
         }
-        let refuse = !is_none
-            && are_most(&members(), |voter| {
-                tables.contains_key(&voter) || entries.contains_key(&voter)
-            });
+        let full_for = |voter| longest([tables.get(&voter), entries.get(&voter)]);
+        let refuse = (!is_none).then(|| are_most(&members(), full_for)).flatten();
         let mut removals = self.removals.lock();
-        if refuse {
+        if refuse.is_some() {
             let now = Instant::now();
             let before = removals.filter(|before| before.last.elapsed() < FULL_FOR);
             let begun = FollowerRefusals {
@@ -358,7 +368,7 @@ mod tests {
             last: 9,
             matched: BTreeMap::new(),
         };
-        let most = || followers.most_are_full(members);
+        let most = || followers.most_are_full(members).is_some();
         assert!(!most());
         followers.entries(12, (2, 0), true);
         followers.entries(14, (4, 0), true);
@@ -408,11 +418,11 @@ mod tests {
             last: 9,
             matched: BTreeMap::new(),
         };
-        let refused = || followers.most_refuse_removals(members);
+        let refused = || followers.most_refuse_removals(members).is_some();
         // Replicas of another group are on the same disks.
         followers.full.learned((2, 0), true);
         followers.full.learned((3, 0), true);
-        assert!(followers.most_are_full(members) && !refused());
+        assert!(followers.most_are_full(members).is_some() && !refused());
         followers.entries(12, (2, 0), true);
         let refuse = || followers.most_that_refuse(&members());
         let times = |seconds| followers.removals_are_refused_for(Duration::from_secs(seconds));

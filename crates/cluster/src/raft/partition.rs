@@ -251,7 +251,7 @@ fn submit(
 
 /// Whether entries of this replica can be committed, as far as room goes.
 fn commits(running: &Running) -> bool {
-    running.machine.log().admit().is_ok() && !running.most_are_full()
+    running.machine.log().admit().is_ok() && running.most_are_full().is_none()
 }
 
 /// The clock's time, or none where time stands still.
@@ -379,7 +379,7 @@ fn settling(running: &Running, submitted: Submitted, deadline: Instant, submits:
 /// Why a command cannot go on. One that is to wait is woken when it may begin.
 pub(super) fn refused(running: &Running, error: CommandError) -> Refused {
     // What waits for the log is woken by who watches its room.
-    let waits_for_log = matches!(error, CommandError::Log(_));
+    let waits_for_log = matches!(error, CommandError::Log(_) | CommandError::MostFull { .. });
     let refused = text_of(error);
     if refused == Refused::NotNow && !waits_for_log {
         running.commands.refused();
@@ -398,7 +398,8 @@ pub(super) fn text_of(error: CommandError) -> Refused {
         CommandError::NotOpen(NotOpen::Ending)
         | CommandError::NotSubmitted(_)
         // It is being made shorter.
-        | CommandError::Log(StoreError::Full { lasts: false, .. }) => Refused::NotNow,
+        | CommandError::Log(StoreError::Full { lasts: false, .. })
+        | CommandError::MostFull { lasts: false } => Refused::NotNow,
         CommandError::NotOpen(NotOpen::Following)
         | CommandError::Replica(ReplicaError::NotRunning { .. })
         // The replica is being closed.
@@ -408,7 +409,7 @@ pub(super) fn text_of(error: CommandError) -> Refused {
         }
         // Their texts have the code: BUSY.
         CommandError::Log(_)
-        | CommandError::MostFull
+        | CommandError::MostFull { .. }
         | CommandError::NotInParts { .. }
         | CommandError::TooLarge { .. } => Refused::Text(error.to_string()),
         error => Refused::Text(format!("ERR {error}")),

@@ -34,7 +34,7 @@ use crate::raft::tasks;
 use crate::raft::tasks::purge;
 use crate::raft::ticks::{Heard, Ticking, tick};
 use crate::raft::types::{ReplicaState, from_leader, from_log_id};
-use crate::raftlog::{Holding, Purpose};
+use crate::raftlog::{Holding, PATIENCE, Purpose};
 use crate::replica_store::Machine;
 use crate::replica_store::effects::{MAX_BYTES, MAX_IN_PARTS, in_parts};
 use crate::transport::wire::{Append, HandOver, Refusal, Request, Response, Room, TransferLeader};
@@ -311,8 +311,10 @@ impl Running {
             true => self.followers.most_refuse_removals(|| self.members()),
             false => self.most_are_full(),
         };
-        if are_full {
-            return Err(CommandError::MostFull);
+        if let Some(time) = are_full {
+            log.note_refusal();
+            let lasts = time >= PATIENCE;
+            return Err(CommandError::MostFull { lasts });
         }
         // What is too large is refused while that can still be said.
         if is_in_parts {
@@ -357,16 +359,17 @@ impl Running {
         })
     }
 
-    /// Whether so many replicas have no room for entries that none can be committed.
-    pub(super) fn most_are_full(&self) -> bool {
+    /// How long so many replicas have had no room for entries that none can be committed, if that is so.
+    pub(super) fn most_are_full(&self) -> Option<Duration> {
         self.followers.most_are_full(|| self.members())
     }
 
     /// What an operator is to know of the followers of a replica that leads.
     pub(super) fn followers_problem(&self) -> Option<String> {
-        if self.state().leads && self.most_are_full() {
-            let text = "takes no writes, since the disks of so many of its followers are full that nothing can be \
-                        committed: make room on them";
+        let lasts = || self.most_are_full().is_some_and(|time| time >= PATIENCE);
+        if self.state().leads && lasts() {
+            let text = "takes no writes, since the disks or the logs of so many of its followers are full that nothing \
+                        can be committed: make room on full disks";
             return Some(text.to_owned());
         }
         let (follower, index) = self.followers.reverted().into_iter().next()?;

@@ -175,7 +175,7 @@ pub(super) async fn append(
         let (log, turns) = (log.clone(), Arc::clone(&turns));
         async move {
             let mut room = reserve(&log, append.entries.iter()).await;
-            if room.as_ref().is_err_and(StoreError::is_no_room) {
+            if matches!(room, Ok(None)) {
                 // What was here already needs none: a leader that does not know what this replica has may
                 // send it again, before what is new.
                 let is_new = |entry: &&LogEntry| !log.had(entry.id);
@@ -190,8 +190,8 @@ pub(super) async fn append(
         let (parking, promises) = (Arc::clone(&parking), Arc::clone(&promises));
         async move {
             let room = match room {
-                Ok(room) => room,
-                Err(full) if full.is_no_room() => return reply.send(Response::Refusal(Refusal::NoRoom)),
+                Ok(Some(room)) => room,
+                Ok(None) => return reply.send(Response::Refusal(Refusal::NoRoom)),
                 Err(error) => return reply.send(Response::Refusal(Refusal::failed(error.to_string()))),
             };
             let (leader, began) = (append.vote.leader, Instant::now());
@@ -216,17 +216,23 @@ pub(super) async fn append(
     pin!(answered.buffered(PIPELINE)).for_each(ready).await;
 }
 
-/// Reserves room for entries of a leader. Those that begin a term or change members count as removals.
+/// Reserves room for entries of a leader, if the log takes them. Those that begin a term or change members count
+/// as removals.
 async fn reserve(
     log: &ReplicaLog,
     entries: impl Iterator<Item = &LogEntry> + Clone,
-) -> Result<Reserved, StoreError> {
+) -> Result<Option<Reserved>, StoreError> {
     let bytes = entries.clone().map(LogEntry::bytes).sum();
     let purpose = || match entries.clone().all(|entry| removes_only(&entry.payload.0)) {
         true => Purpose::Remove,
         false => Purpose::Write,
     };
-    log.reserve_prepared(bytes, purpose).await
+    let reserved = match log.reserve_prepared(bytes, purpose).await {
+        Err(full) if full.is_no_room() => return Ok(None),
+        reserved => reserved?,
+    };
+    let is_taken = bytes == 0 || log.takes_of_leader(&reserved) || purpose() == Purpose::Remove;
+    Ok(is_taken.then_some(reserved))
 }
 
 /// From one attempt to remove what a split has left to the next.

@@ -14,7 +14,7 @@ use crate::raftlog::shared::NodeLogInner;
 use crate::raftlog::state::Holding;
 
 /// A log that is full is waited for so long before commands are refused: it is being made shorter.
-const PATIENCE: Duration = Duration::from_secs(3);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 
 impl NodeLogInner {
     /// Says who holds the log if it has so many bytes.
@@ -134,6 +134,22 @@ impl ReplicaLog {
     /// [`StoreError::Full`].
     pub(crate) fn admit_removal(&self) -> Result<(), StoreError> {
         self.shared().admit_removal()
+    }
+
+    /// Whether its log takes entries of a leader elsewhere, for which room is reserved: not where it is far
+    /// beyond its limit by such, and is being made shorter.
+    pub(crate) fn takes_of_leader(&self, reserved: &Reserved) -> bool {
+        let shared = self.shared();
+        shared.limit.press(&shared.log);
+        // Relaxed: it counts, and nothing else hangs on it.
+        let all = shared.reserved.load(Ordering::Relaxed);
+        let coming = all.saturating_sub(reserved.bytes());
+        shared.limit.takes_of_leaders(&shared.log, coming)
+    }
+
+    /// A command is refused since followers take none: what waits for room waits for them, too.
+    pub(crate) fn note_refusal(&self) {
+        self.shared().note_refusal();
     }
 
     /// Has a command in parts count. See [`NodeLogInner::reserve_parts`].
@@ -287,6 +303,69 @@ mod tests {
             fill().await;
             assert!(replica.admit().is_err());
             assert_eq!(removals(), LIMIT / FOR_REMOVALS);
+        });
+    }
+
+    /// What fills it may be what none can commit while none takes more.
+    #[test]
+    fn far_beyond_its_limit_a_log_takes_more_only_where_it_stays_so() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            const LIMIT: u64 = 4 << 20;
+            let mut options = NodeLogOptions {
+                log_limit: Some(LIMIT),
+                ..NodeLogOptions::default()
+            };
+            options.log.device = Arc::new(SimDevice::new(1));
+            options.log.ring = collie_log::RingMode::Private;
+            options.log.ring_bytes = 64 << 10;
+            let log = NodeLog::open("/log", options).unwrap();
+            tokio::spawn(log.run());
+            let replica = log.create(1, 10).await.unwrap();
+            let leader = LeaderId { term: 1, replica: 10 };
+            let mut index = 0;
+            let mut fill_to = async |bytes: u64| {
+                while log.shared.used() < bytes {
+                    let id = EntryId { leader, index };
+                    let payload = vec![7; 10_000].into();
+                    replica.append(vec![Entry { id, payload }], |_| {}).await.unwrap();
+                    index += 1;
+                }
+            };
+            let takes = || {
+                let reserved = replica.reserve(10_000, Purpose::Write).unwrap();
+                replica.takes_of_leader(&reserved)
+            };
+            fill_to(LIMIT * 17 / 16).await;
+            assert!(takes(), "its own leaders alone are refused at its limit");
+            // What others are about to append counts, and not what is asked for.
+            let coming = replica.reserve(LIMIT / 8, Purpose::Write).unwrap();
+            assert!(!takes() && replica.takes_of_leader(&coming));
+            drop(coming);
+            fill_to(LIMIT * 9 / 8).await;
+            assert!(!takes() && !takes());
+            tokio::time::pause();
+            tokio::time::advance(Duration::from_secs(1)).await;
+            assert!(!takes());
+            tokio::time::advance(Duration::from_secs(1)).await;
+            assert!(takes(), "it does not become shorter");
+            tokio::time::resume();
+            fill_to(LIMIT * 5 / 4 + LIMIT / 16).await;
+            assert!(!takes(), "it takes a part more, not all");
+            let last = replica.bounds().last.unwrap();
+            replica.purge_durably(last).await.unwrap();
+            let shorter = async {
+                while !takes() {
+                    log.maintain(&|_| {}).await.unwrap();
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            let shorter = tokio::time::timeout(Duration::from_secs(30), shorter).await;
+            shorter.expect("the log is as long as before");
+            assert!(log.shared.used() < LIMIT * 9 / 8);
         });
     }
 }

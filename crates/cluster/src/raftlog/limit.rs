@@ -7,6 +7,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use collie_io::{Device, file_system_bytes};
 use collie_log::{Log, Lsn};
@@ -28,6 +29,11 @@ pub(super) const SHARE_LEAST: u64 = 32 << 20;
 const SEGMENTS: u64 = 16;
 /// The smallest segment that is made for that.
 const SEGMENT_LEAST: u64 = 1 << 20;
+/// A log takes what leaders elsewhere send until it is so large a part longer than its limit.
+const BEYOND: u64 = 8;
+/// Where a log that takes none has not become shorter for so long, what it waits for may be in what it does
+/// not take: it takes so large a part more.
+const UNCHANGED: Duration = Duration::from_secs(2);
 /// Of its limit, a log leaves so large a part to what takes data away.
 pub(super) const FOR_REMOVALS: u64 = 16;
 
@@ -56,6 +62,18 @@ pub(super) struct Limit {
     is_full: AtomicBool,
     /// Bytes of removals that were taken since it is.
     removed: AtomicU64,
+    /// Since it takes nothing of leaders elsewhere.
+    brake: Mutex<Option<Brake>>,
+}
+
+/// A log that is beyond its limit by what leaders elsewhere have sent.
+#[derive(Debug)]
+struct Brake {
+    /// Since when it begins there.
+    since: Instant,
+    oldest: Lsn,
+    /// It takes entries below so many bytes.
+    most: u64,
 }
 
 /// What the logs of a node ask of who looks after them. A log that goes away takes none of it along.
@@ -77,6 +95,7 @@ impl Limit {
             full_since: Mutex::default(),
             is_full: AtomicBool::new(false),
             removed: AtomicU64::new(0),
+            brake: Mutex::default(),
         }
     }
 
@@ -148,6 +167,34 @@ impl Limit {
     /// Whether removals that were taken since the log is full leave some of the part that is kept for them.
     pub(super) fn takes_removals(&self) -> bool {
         self.removed.load(Ordering::Relaxed) < self.bytes() / FOR_REMOVALS
+    }
+
+    /// Whether a log takes more of what leaders elsewhere send, when it has taken but not yet appended
+    /// `coming` bytes. What they have in it is let go of when it is applied and in tables; but in three logs
+    /// full of entries that each of the others lacks nothing can be committed. So one that does not become
+    /// shorter takes more, a part at a time.
+    pub(super) fn takes_of_leaders(&self, log: &Log, coming: u64) -> bool {
+        let (used, oldest) = (used(log).saturating_add(coming), log.oldest());
+        let part = self.bytes() / BEYOND;
+        let least = self.bytes() + part;
+        let mut brake = self.brake.lock();
+        if used < least {
+            *brake = None;
+            return true;
+        }
+        let now = Instant::now();
+        let begun = |most| Brake {
+            since: now,
+            oldest,
+            most,
+        };
+        let brake = brake.get_or_insert_with(|| begun(least));
+        if brake.oldest != oldest {
+            *brake = begun(least);
+        } else if now.duration_since(brake.since) >= UNCHANGED {
+            *brake = begun(used + part);
+        }
+        used < brake.most
     }
 
     /// Has the log made shorter before it is full.

@@ -31,6 +31,7 @@ mod room;
 mod shared;
 mod state;
 
+pub(crate) use admission::PATIENCE;
 pub use error::StoreError;
 pub use layout::{NodeStore, NodeStoreOptions, NoteLostRing, Opened};
 pub(crate) use limit::disk;

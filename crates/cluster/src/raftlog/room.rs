@@ -105,6 +105,10 @@ impl Reserved {
         let shared = Arc::clone(log);
         Self { shared, bytes, of }
     }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 impl std::fmt::Debug for Reserved {

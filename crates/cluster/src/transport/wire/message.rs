@@ -284,7 +284,7 @@ pub enum Refusal {
     Busy,
     /// The request failed.
     Failed(String),
-    /// The disk of the replica's log is full; worth another attempt later.
+    /// The disk of the replica's log is full, or the log far beyond its limit; worth another attempt later.
     NoRoom,
 }
 
@@ -311,7 +311,9 @@ impl fmt::Display for Refusal {
             Self::Unknown => f.write_str("there is no such replica on the node"),
             Self::Busy => f.write_str("the node has more requests in flight than it takes"),
             Self::Failed(text) => write!(f, "the request failed: {text:?}"),
-            Self::NoRoom => f.write_str("the disk of the replica's log is full"),
+            Self::NoRoom => {
+                f.write_str("the replica's log takes no more: its disk is full, or it is too long")
+            }
         }
     }
 }

@@ -168,7 +168,8 @@ pub(super) fn accept_loss(args: &AcceptLossArgs) -> anyhow::Result<Outcome> {
     let words: Vec<&[u8]> = words.into_iter().map(str::as_bytes).collect();
     asking::change(&args.at, |client| client.call(&words)?.good())?;
     say(format_args!(
-        "replicas without a leader go on with what they have: `collie cluster status` shows when all slots are served"
+        "replicas that may have lost entries, if there are any, go on with what they have: `collie cluster status` shows \
+         when all slots are served"
     ))
 }
 

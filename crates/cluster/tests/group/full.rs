@@ -15,14 +15,13 @@ use collie_cluster::testing::{
 use collie_db::Value;
 use collie_server::cluster::{Refused, Settled};
 use collie_sim::{Fault, FaultKind};
-use tokio::time::Instant;
 
 use crate::cluster::{Cluster, Place, Simulated, Tally, ask, read, replica_on, row};
 use crate::filling::Filling;
 use crate::seam::{evaluate, incr, read_applied};
 
 /// Bytes of a row that is written to fill a disk.
-const BYTES: usize = 30_000;
+pub(crate) const BYTES: usize = 30_000;
 
 fn put(row: Row) -> impl Fn(&mut Rows<'_>) -> Executed<()> + Send + Sync + 'static {
     move |_| {
@@ -32,7 +31,7 @@ fn put(row: Row) -> impl Fn(&mut Rows<'_>) -> Executed<()> + Send + Sync + 'stat
 }
 
 /// Writes a row wherever it is taken, and waits for the answer.
-fn write(cluster: &Cluster, n: usize) -> Answer<()> {
+pub(crate) fn write(cluster: &Cluster, n: usize) -> Answer<()> {
     let key = 1_000 + n % 20;
     let written = ask(
         cluster,
@@ -73,12 +72,12 @@ impl Place {
     }
 }
 
-fn count(cluster: &Arc<Cluster>, tally: &Arc<Tally>) {
+pub(crate) fn count(cluster: &Arc<Cluster>, tally: &Arc<Tally>) {
     cluster.count(tally, 2, 10, || {});
 }
 
 /// No replica waits for anything, nor has one failed.
-fn no_problem(cluster: &Cluster) {
+pub(crate) fn no_problem(cluster: &Cluster) {
     cluster.until("the end of all problems", || {
         let all = cluster.places.iter().all(|place| place.problem().is_none());
         all.then_some(())
@@ -141,7 +140,7 @@ fn a_leader_without_room_hands_over_until_it_has_some() {
 }
 
 /// Many write all the time, until a replica of another node leads.
-fn write_until_another_leads(cluster: &Arc<Cluster>, old: &Place) {
+pub(crate) fn write_until_another_leads(cluster: &Arc<Cluster>, old: &Place) {
     const CLIENTS: usize = 8;
     let ended = Arc::new(AtomicBool::new(false));
     let client = |n: usize| {
@@ -180,57 +179,6 @@ fn a_leader_whose_tables_have_no_room_hands_over() {
     old.device.heal();
     cluster.check(&tally);
     no_problem(&cluster);
-}
-
-/// It cannot be made shorter, as the disk of the tables does not answer.
-#[test]
-fn a_leader_whose_log_stays_too_long_hands_over() {
-    let cluster = Arc::new(Cluster::adjusted(Simulated::Tables, |options| {
-        options.store.shared.log_limit = Some(2 << 20);
-        options.store.shared.log.segment_bytes = 128 << 10;
-        // The old leader takes nothing while its log is too long, and table files cannot be linked here.
-        options.store.shared.retention = Some(Retention {
-            margin: 32 << 20,
-            lagging: 32 << 20,
-        });
-    }));
-    let tally = Tally::new(2);
-    count(&cluster, &tally);
-    let old = cluster.leader(|_| true);
-    let gate = old.device.hold_syncs();
-    write_until_another_leads(&cluster, old);
-    let leader = cluster.leader(|place| place.id != old.id).replica().unwrap();
-    let back = cluster.runtime.block_on(leader.transfer_to(replica_on(old.id)));
-    assert!(back.is_err(), "it takes over, and its log is too long");
-    count(&cluster, &tally);
-    gate.release();
-    cluster.check(&tally);
-    no_problem(&cluster);
-}
-
-/// Its log is not made shorter, as the disk of the tables does not answer. It takes an eighth of its limit more
-/// every two seconds, and not all that the others commit.
-#[test]
-fn a_follower_whose_log_is_far_too_long_takes_no_more() {
-    const LIMIT: u64 = 2 << 20;
-    let cluster = Cluster::adjusted(Simulated::Tables, |options| {
-        options.store.shared.log_limit = Some(LIMIT);
-        options.store.shared.log.segment_bytes = 128 << 10;
-    });
-    let leader = cluster.leader(|_| true);
-    let follower = cluster.places.iter().find(|place| place.id != leader.id).unwrap();
-    let gate = follower.device.hold_syncs();
-    let begun = Instant::now();
-    for n in 0..5 * LIMIT as usize / BYTES {
-        write(&cluster, n);
-    }
-    let logs = follower.with(|node, _| node.logs()).unwrap();
-    let used = logs.iter().map(|log| log.stats().used).max().unwrap();
-    let steps = begun.elapsed().as_secs() / 2 + 1;
-    // And an append that came before it was so long.
-    let most = LIMIT + LIMIT / 8 * (steps + 1) + (1 << 20);
-    assert!(used > LIMIT && used <= most, "{used} bytes, after {steps} steps");
-    gate.release();
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod full;
 mod large;
 mod leases;
 mod lives;
+mod long_logs;
 mod losses;
 mod messages;
 mod parking;

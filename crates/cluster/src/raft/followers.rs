@@ -41,15 +41,15 @@ impl FullDisks {
         note(&self.0, disk, is_full);
     }
 
-    /// How long so many of the voters have been on them, or without room for tables, that nothing can be
-    /// committed, if that is so.
-    fn have_most(&self, members: &Members, tables: &Without<ReplicaId>) -> Option<Duration> {
+    /// How long so many of the voters have been on them, or without room for tables, or had logs that are too
+    /// long, that nothing can be committed, if that is so.
+    fn have_most(&self, members: &Members, [tables, logs]: [&Without<ReplicaId>; 2]) -> Option<Duration> {
         let mut full = self.0.lock();
         full.retain(|_, (_, last)| last.elapsed() < FULL_FOR);
         are_most(members, |voter| {
             let member = members.all.get(&voter);
             let disk = member.and_then(|member| full.get(&(member.node, member.disk)));
-            longest([disk, tables.get(&voter)])
+            longest([disk, tables.get(&voter), logs.get(&voter)])
         })
     }
 
@@ -74,7 +74,7 @@ fn are_most(members: &Members, full_for: impl Fn(ReplicaId) -> Option<Duration>)
 type Without<K> = BTreeMap<K, (Instant, Instant)>;
 
 /// How long the one has been without room that has been for longer.
-fn longest(without: [Option<&(Instant, Instant)>; 2]) -> Option<Duration> {
+fn longest<const N: usize>(without: [Option<&(Instant, Instant)>; N]) -> Option<Duration> {
     without
         .into_iter()
         .flatten()
@@ -117,6 +117,8 @@ pub(super) struct Followers {
     tables: Mutex<Without<ReplicaId>>,
     /// Those that have refused entries of this group for want of room, and none since.
     entries: Mutex<Without<ReplicaId>>,
+    /// Those whose logs are so long that they took no entries, and none since.
+    long_logs: Mutex<Without<ReplicaId>>,
     /// Since when removals are refused, and when that was last.
     removals: Mutex<Option<FollowerRefusals>>,
     /// Woken by each refusal of entries for want of room.
@@ -142,6 +144,7 @@ impl Followers {
             full,
             tables: Mutex::default(),
             entries: Mutex::default(),
+            long_logs: Mutex::default(),
             removals: Mutex::default(),
             refused: Notify::new(),
             anew,
@@ -188,6 +191,12 @@ impl Followers {
         if is_full {
             self.refused.notify_one();
         }
+    }
+
+    /// The log of a follower takes entries, or none for now, as it is being made shorter. It gets no tables for that,
+    /// and nothing is withdrawn.
+    pub(super) fn takes_entries(&self, follower: ReplicaId, takes: bool) {
+        note(&self.long_logs, follower, !takes);
     }
 
     /// The log of a follower has taken entries that only remove. It may have no room for others.
@@ -256,14 +265,19 @@ impl Followers {
     pub(super) fn installed(&self, follower: ReplicaId) {
         note(&self.tables, follower, false);
         note(&self.entries, follower, false);
+        note(&self.long_logs, follower, false);
     }
 
     /// How long so many of the voters have had no room for entries that none can be committed, if that is so.
     pub(super) fn most_are_full(&self, members: impl FnOnce() -> Members) -> Option<Duration> {
-        let mut tables = self.tables.lock();
-        tables.retain(|_, (_, last)| last.elapsed() < FULL_FOR);
-        let is_any = !tables.is_empty() || !self.full.is_empty();
-        is_any.then(|| self.full.have_most(&members(), &tables)).flatten()
+        let (mut tables, mut logs) = (self.tables.lock(), self.long_logs.lock());
+        for without in [&mut *tables, &mut *logs] {
+            without.retain(|_, (_, last)| last.elapsed() < FULL_FOR);
+        }
+        let is_any = !tables.is_empty() || !logs.is_empty() || !self.full.is_empty();
+        is_any
+            .then(|| self.full.have_most(&members(), [&tables, &logs]))
+            .flatten()
     }
 
     /// The same for what takes data away. It is small, and a log has room for it that has none for larger
@@ -383,6 +397,20 @@ mod tests {
         followers.took_removals(12);
         assert!(most() && followers.know_full_disks() && !followers.refuses(12));
         followers.entries(12, (2, 0), false);
+        assert!(!most());
+        followers.entries(12, (2, 0), true);
+        assert!(most());
+        // A log that is too long is one of this group alone, and no reason for tables.
+        followers.entries(12, (2, 0), false);
+        followers.takes_entries(12, false);
+        assert!(most() && !followers.refuses(12));
+        assert!(
+            followers
+                .without_room_for(Duration::ZERO)
+                .iter()
+                .all(|id| *id != 12)
+        );
+        followers.takes_entries(12, true);
         assert!(!most());
         followers.entries(12, (2, 0), true);
         assert!(most());

@@ -13,7 +13,7 @@ use std::time::Duration;
 use collie_io::Nanos;
 use futures_util::{Stream, StreamExt};
 use openraft::base::{BoxFuture, BoxStream};
-use openraft::errors::{NetworkError, ReplicationClosed, StreamingError};
+use openraft::errors::{NetworkError, ReplicationClosed, StreamingError, Unreachable};
 use openraft::network::RPCOption;
 use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, StreamAppendError, StreamAppendResult,
@@ -109,8 +109,17 @@ impl ReplicaLink {
     async fn append_answer(&self, sent: Sent) -> Result<(StreamAppendResult<Groups>, bool), Failed> {
         let answered = sent.answer.wait().await;
         let (leader, followers) = (sent.leader, &self.links.followers);
-        if let Ok(Response::Refusal(Refusal::NoRoom)) = answered {
-            followers.entries(self.target, (self.node, self.disk), true);
+        match answered {
+            Ok(Response::Refusal(Refusal::NoRoom)) => {
+                followers.entries(self.target, (self.node, self.disk), true);
+            }
+            Ok(Response::Refusal(Refusal::Busy)) => {
+                followers.takes_entries(self.target, false);
+                let text = format!("replica {} takes no entries now", self.target);
+                // It is asked again after a pause.
+                return Err(Unreachable::from_string(text).into());
+            }
+            _ => {}
         }
         let answered = match self.answered(answered)? {
             Response::Appended(appended) => appended,
@@ -126,7 +135,10 @@ impl ReplicaLink {
             match (sent.has_entries, sent.removes) {
                 (false, _) => {}
                 (true, true) => followers.took_removals(self.target),
-                (true, false) => followers.entries(self.target, (self.node, self.disk), false),
+                (true, false) => {
+                    followers.entries(self.target, (self.node, self.disk), false);
+                    followers.takes_entries(self.target, true);
+                }
             }
             Ok(last)
         };

@@ -175,7 +175,7 @@ pub(super) async fn append(
         let (log, turns) = (log.clone(), Arc::clone(&turns));
         async move {
             let mut room = reserve(&log, append.entries.iter()).await;
-            if matches!(room, Ok(None)) {
+            if !matches!(room, Ok(Admission::Reserved(_)) | Err(_)) {
                 // What was here already needs none: a leader that does not know what this replica has may
                 // send it again, before what is new.
                 let is_new = |entry: &&LogEntry| !log.had(entry.id);
@@ -190,8 +190,9 @@ pub(super) async fn append(
         let (parking, promises) = (Arc::clone(&parking), Arc::clone(&promises));
         async move {
             let room = match room {
-                Ok(Some(room)) => room,
-                Ok(None) => return reply.send(Response::Refusal(Refusal::NoRoom)),
+                Ok(Admission::Reserved(room)) => room,
+                Ok(Admission::NotOnDisk) => return reply.send(Response::Refusal(Refusal::NoRoom)),
+                Ok(Admission::NotInLog) => return reply.send(Response::Refusal(Refusal::Busy)),
                 Err(error) => return reply.send(Response::Refusal(Refusal::failed(error.to_string()))),
             };
             let (leader, began) = (append.vote.leader, Instant::now());
@@ -216,23 +217,37 @@ pub(super) async fn append(
     pin!(answered.buffered(PIPELINE)).for_each(ready).await;
 }
 
-/// Reserves room for entries of a leader, if the log takes them. Those that begin a term or change members count
-/// as removals.
+/// Whether the log takes entries of a leader.
+enum Admission {
+    Reserved(Reserved),
+    /// The disk is full.
+    NotOnDisk,
+    /// The log is far beyond its limit, and is being made shorter.
+    NotInLog,
+}
+
+/// Reserves room for entries of a leader. Those that begin a term or change members count as removals. The log
+/// always takes those of group 0: nodes go by its map.
 async fn reserve(
     log: &ReplicaLog,
     entries: impl Iterator<Item = &LogEntry> + Clone,
-) -> Result<Option<Reserved>, StoreError> {
+) -> Result<Admission, StoreError> {
     let bytes = entries.clone().map(LogEntry::bytes).sum();
     let purpose = || match entries.clone().all(|entry| removes_only(&entry.payload.0)) {
         true => Purpose::Remove,
         false => Purpose::Write,
     };
     let reserved = match log.reserve_prepared(bytes, purpose).await {
-        Err(full) if full.is_no_room() => return Ok(None),
+        Err(full) if full.is_no_room() => return Ok(Admission::NotOnDisk),
         reserved => reserved?,
     };
-    let is_taken = bytes == 0 || log.takes_of_leader(&reserved) || purpose() == Purpose::Remove;
-    Ok(is_taken.then_some(reserved))
+    let is_any = bytes == 0 || log.group() == 0;
+    Ok(
+        match is_any || log.takes_of_leader(&reserved) || purpose() == Purpose::Remove {
+            true => Admission::Reserved(reserved),
+            false => Admission::NotInLog,
+        },
+    )
 }
 
 /// From one attempt to remove what a split has left to the next.

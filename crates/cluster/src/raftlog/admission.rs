@@ -141,15 +141,16 @@ impl ReplicaLog {
     pub(crate) fn takes_of_leader(&self, reserved: &Reserved) -> bool {
         let shared = self.shared();
         shared.limit.press(&shared.log);
-        // Relaxed: it counts, and nothing else hangs on it.
+        // Relaxed: it counts, and nothing else hangs on it. What is appended is counted until it is durable.
         let all = shared.reserved.load(Ordering::Relaxed);
-        let coming = all.saturating_sub(reserved.bytes());
+        let appended = shared.log.appended().saturating_sub(shared.log.durable());
+        let coming = all.saturating_sub(reserved.bytes().saturating_add(appended));
         shared.limit.takes_of_leaders(&shared.log, coming)
     }
 
     /// A command is refused since followers take none: what waits for room waits for them, too.
     pub(crate) fn note_refusal(&self) {
-        self.shared().note_refusal();
+        self.shared().limit.note_refusal();
     }
 
     /// Has a command in parts count. See [`NodeLogInner::reserve_parts`].
@@ -339,13 +340,13 @@ mod tests {
                 let reserved = replica.reserve(10_000, Purpose::Write).unwrap();
                 replica.takes_of_leader(&reserved)
             };
-            fill_to(LIMIT * 17 / 16).await;
+            fill_to(LIMIT * 5 / 4).await;
             assert!(takes(), "its own leaders alone are refused at its limit");
             // What others are about to append counts, and not what is asked for.
             let coming = replica.reserve(LIMIT / 8, Purpose::Write).unwrap();
             assert!(!takes() && replica.takes_of_leader(&coming));
             drop(coming);
-            fill_to(LIMIT * 9 / 8).await;
+            fill_to(LIMIT * 4 / 3).await;
             assert!(!takes() && !takes());
             tokio::time::pause();
             tokio::time::advance(Duration::from_secs(1)).await;
@@ -353,7 +354,7 @@ mod tests {
             tokio::time::advance(Duration::from_secs(1)).await;
             assert!(takes(), "it does not become shorter");
             tokio::time::resume();
-            fill_to(LIMIT * 5 / 4 + LIMIT / 16).await;
+            fill_to(LIMIT * 3 / 2).await;
             assert!(!takes(), "it takes a part more, not all");
             let last = replica.bounds().last.unwrap();
             replica.purge_durably(last).await.unwrap();
@@ -365,7 +366,7 @@ mod tests {
             };
             let shorter = tokio::time::timeout(Duration::from_secs(30), shorter).await;
             shorter.expect("the log is as long as before");
-            assert!(log.shared.used() < LIMIT * 9 / 8);
+            assert!(log.shared.used() < LIMIT * 4 / 3);
         });
     }
 }

@@ -29,11 +29,13 @@ pub(super) const SHARE_LEAST: u64 = 32 << 20;
 const SEGMENTS: u64 = 16;
 /// The smallest segment that is made for that.
 const SEGMENT_LEAST: u64 = 1 << 20;
-/// A log takes what leaders elsewhere send until it is so large a part longer than its limit.
-const BEYOND: u64 = 8;
+/// A log takes what leaders elsewhere send until it is so large a part longer than its limit: they may have
+/// admitted a command of that size.
+const BEYOND: u64 = 3;
 /// Where a log that takes none has not become shorter for so long, what it waits for may be in what it does
-/// not take: it takes so large a part more.
+/// not take: it takes so large a part of its limit more.
 const UNCHANGED: Duration = Duration::from_secs(2);
+const MORE: u64 = 8;
 /// Of its limit, a log leaves so large a part to what takes data away.
 pub(super) const FOR_REMOVALS: u64 = 16;
 
@@ -175,8 +177,8 @@ impl Limit {
     /// shorter takes more, a part at a time.
     pub(super) fn takes_of_leaders(&self, log: &Log, coming: u64) -> bool {
         let (used, oldest) = (used(log).saturating_add(coming), log.oldest());
-        let part = self.bytes() / BEYOND;
-        let least = self.bytes() + part;
+        let (limit, more) = (self.bytes(), self.bytes() / MORE);
+        let least = limit + limit / BEYOND;
         let mut brake = self.brake.lock();
         if used < least {
             *brake = None;
@@ -192,7 +194,7 @@ impl Limit {
         if brake.oldest != oldest {
             *brake = begun(least);
         } else if now.duration_since(brake.since) >= UNCHANGED {
-            *brake = begun(used + part);
+            *brake = begun(used + more);
         }
         used < brake.most
     }

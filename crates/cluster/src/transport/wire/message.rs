@@ -280,11 +280,11 @@ pub enum Refusal {
     Gone,
     /// This node knows no such replica.
     Unknown,
-    /// More is in flight than this node takes; worth another attempt.
+    /// More is in flight than this node takes, or its log is far beyond its limit; worth another attempt.
     Busy,
     /// The request failed.
     Failed(String),
-    /// The disk of the replica's log is full, or the log far beyond its limit; worth another attempt later.
+    /// The disk of the replica's log is full; worth another attempt later.
     NoRoom,
 }
 
@@ -309,11 +309,9 @@ impl fmt::Display for Refusal {
         match self {
             Self::Gone => f.write_str("the replica was removed from the node"),
             Self::Unknown => f.write_str("there is no such replica on the node"),
-            Self::Busy => f.write_str("the node has more requests in flight than it takes"),
+            Self::Busy => f.write_str("the node has more in flight, or in its log, than it takes"),
             Self::Failed(text) => write!(f, "the request failed: {text:?}"),
-            Self::NoRoom => {
-                f.write_str("the replica's log takes no more: its disk is full, or it is too long")
-            }
+            Self::NoRoom => f.write_str("the disk of the replica's log is full"),
         }
     }
 }

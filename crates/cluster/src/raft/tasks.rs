@@ -175,7 +175,7 @@ pub(super) async fn append(
         let (log, turns) = (log.clone(), Arc::clone(&turns));
         async move {
             let mut room = reserve(&log, append.entries.iter()).await;
-            if !matches!(room, Ok(Admission::Reserved(_)) | Err(_)) {
+            if !matches!(room, Ok(RoomForEntries::Reserved(_)) | Err(_)) {
                 // What was here already needs none: a leader that does not know what this replica has may
                 // send it again, before what is new.
                 let is_new = |entry: &&LogEntry| !log.had(entry.id);
@@ -190,9 +190,9 @@ pub(super) async fn append(
         let (parking, promises) = (Arc::clone(&parking), Arc::clone(&promises));
         async move {
             let room = match room {
-                Ok(Admission::Reserved(room)) => room,
-                Ok(Admission::NotOnDisk) => return reply.send(Response::Refusal(Refusal::NoRoom)),
-                Ok(Admission::NotInLog) => return reply.send(Response::Refusal(Refusal::Busy)),
+                Ok(RoomForEntries::Reserved(room)) => room,
+                Ok(RoomForEntries::NotOnDisk) => return reply.send(Response::Refusal(Refusal::NoRoom)),
+                Ok(RoomForEntries::NotInLog) => return reply.send(Response::Refusal(Refusal::Busy)),
                 Err(error) => return reply.send(Response::Refusal(Refusal::failed(error.to_string()))),
             };
             let (leader, began) = (append.vote.leader, Instant::now());
@@ -218,7 +218,7 @@ pub(super) async fn append(
 }
 
 /// Whether the log takes entries of a leader.
-enum Admission {
+enum RoomForEntries {
     Reserved(Reserved),
     /// The disk is full.
     NotOnDisk,
@@ -231,21 +231,21 @@ enum Admission {
 async fn reserve(
     log: &ReplicaLog,
     entries: impl Iterator<Item = &LogEntry> + Clone,
-) -> Result<Admission, StoreError> {
+) -> Result<RoomForEntries, StoreError> {
     let bytes = entries.clone().map(LogEntry::bytes).sum();
     let purpose = || match entries.clone().all(|entry| removes_only(&entry.payload.0)) {
         true => Purpose::Remove,
         false => Purpose::Write,
     };
     let reserved = match log.reserve_prepared(bytes, purpose).await {
-        Err(full) if full.is_no_room() => return Ok(Admission::NotOnDisk),
+        Err(full) if full.is_no_room() => return Ok(RoomForEntries::NotOnDisk),
         reserved => reserved?,
     };
     let is_any = bytes == 0 || log.group() == 0;
     Ok(
         match is_any || log.takes_of_leader(&reserved) || purpose() == Purpose::Remove {
-            true => Admission::Reserved(reserved),
-            false => Admission::NotInLog,
+            true => RoomForEntries::Reserved(reserved),
+            false => RoomForEntries::NotInLog,
         },
     )
 }

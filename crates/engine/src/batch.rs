@@ -228,7 +228,7 @@ impl Batch {
                 for op in ops {
                     mem.insert(op.key, at, op.write);
                 }
-                full |= mem.bytes() >= family.options().write_buffer_bytes;
+                full |= mem.bytes() >= family.write_buffer_bytes();
             });
         }
         full
@@ -313,7 +313,7 @@ impl<'a> Commit<'a> {
                     mem.note_unlogged();
                 }
                 mem.insert(op.key, at, op.write);
-                mem.bytes() >= family.options().write_buffer_bytes
+                mem.bytes() >= family.write_buffer_bytes()
             }),
             Self::Batch(batch) => batch.apply(at, unlogged),
         }

@@ -212,7 +212,7 @@ pub(crate) fn clear(store: &Store, old: &Arc<FamilyState>) -> Result<Arc<FamilyS
         id,
         name: old.name().to_string(),
         flushed: birth,
-        options: old.options().clone(),
+        options: FamilyOptions::clone(&old.options()),
         later: Vec::new(),
     };
     let family = create_tables(store, &record).inspect_err(|_| retire_id(store, &mut manifest, id))?;
@@ -240,6 +240,31 @@ pub(crate) fn clear(store: &Store, old: &Arc<FamilyState>) -> Result<Arc<FamilyS
     });
     crate::background::wal_limit::schedule_check(store);
     Ok(family)
+}
+
+/// Replaces the options of a family: first in the synced manifest, then in memory.
+pub(crate) fn set_options(store: &Store, family: &Arc<FamilyState>, options: FamilyOptions) -> Result<()> {
+    options.check()?;
+    if let Some(failure) = store.failure() {
+        return Err(failure);
+    }
+    let mut manifest = store.manifest();
+    family.check_not_dropped()?;
+    let changed = manifest.try_change(|manifest| {
+        if let Some(record) = manifest.family(family.id()) {
+            record.options = options.clone();
+        }
+    });
+    changed.map_err(|error| store.manifest_failed(error))?;
+    family.set_options(options);
+    drop(manifest);
+    store.fit_budget(&family.options());
+    // What was full may have room now, and what had some may be full.
+    store.update_stall(family);
+    store.queue().compact(family);
+    crate::background::wal_limit::schedule_check(store);
+    crate::background::wal_limit::warn_of_short_limit(store);
+    Ok(())
 }
 
 /// Drops a family: first in the synced manifest, then in memory. Its files are removed with their

@@ -8,6 +8,7 @@ use collie_io::{Clock, RealClock};
 
 use crate::background::{compaction, flush};
 use crate::batch::Commit;
+use crate::catalog;
 use crate::events::FlushCause;
 use crate::iter::{Iter, Keys};
 use crate::key::{Bounds, bounds, is_empty, prefix_bounds};
@@ -17,7 +18,9 @@ use crate::store::family::FamilyState;
 use crate::store::read_point::ReadPoint;
 use crate::store::view::View;
 use crate::write::encoding::Op;
-use crate::{Db, Error, Key, Lsn, ReadOptions, Result, TransactionOptions, Value, WriteOptions};
+use crate::{
+    Db, Error, FamilyOptions, Key, Lsn, ReadOptions, Result, TransactionOptions, Value, WriteOptions,
+};
 
 /// A family of keys (RocksDB: a column family; fjall: a keyspace), with options and tables of its
 /// own.
@@ -48,6 +51,43 @@ impl Family {
     #[must_use]
     pub fn id(&self) -> u32 {
         self.state.id()
+    }
+
+    /// Its options: those that it was created or opened with, or that were
+    /// [set](Family::set_options) since.
+    #[must_use]
+    pub fn options(&self) -> FamilyOptions {
+        FamilyOptions::clone(&self.state.options())
+    }
+
+    /// Sets its options, while it is used. (RocksDB: `SetOptions`.)
+    ///
+    /// The sizes and numbers of memtables and of level 0 are in force when this returns, and writes
+    /// that they had stopped go on. `block_bytes`, `bloom_bits`, `compression` and `table_bytes` are
+    /// of new tables from the next opening on. All are kept with the family, durably; but those of
+    /// the family `default` are [`Options::default_family`](crate::Options::default_family) at every
+    /// opening. Of two threads that set them at once one is the last. Blocks on the device.
+    ///
+    /// ```
+    /// # fn main() -> collie_db::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let db = collie_db::Db::open(dir.path().join("store"), collie_db::Options::default())?;
+    /// let events = db.open_family("events", collie_db::FamilyOptions::default())?;
+    /// events.set_options(collie_db::FamilyOptions {
+    ///     write_buffer_bytes: 256 << 20,
+    ///     ..events.options()
+    /// })?;
+    /// assert_eq!(events.options().write_buffer_bytes, 256 << 20);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`]; [`Error::StorageFull`], and then nothing has changed;
+    /// [`Error::FamilyDropped`], [`Error::Closed`], and what the store refuses writes for.
+    pub fn set_options(&self, options: FamilyOptions) -> Result<()> {
+        self.db.store().check_process()?;
+        catalog::set_options(self.db.store(), &self.state, options)
     }
 
     /// The store that it belongs to.

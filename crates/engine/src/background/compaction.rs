@@ -232,7 +232,7 @@ enum Due {
 fn due(store: &Store, family: &FamilyState) -> Due {
     let tables = family.tables();
     let content = tables.content();
-    let due = rule(&content, family.options(), || store.available());
+    let due = rule(&content, &family.options(), || store.available());
     if due != Due::NoRoom {
         return due;
     }

@@ -199,7 +199,8 @@ pub(crate) fn rotate_if_full(store: &Store, family: &Arc<FamilyState>) -> Result
     }
     let options = family.options();
     let rotated = store.rotate(family, FlushCause::Full, |view| {
-        view.active.bytes() >= options.write_buffer_bytes && view.buffers(options) < options.max_write_buffers
+        view.active.bytes() >= options.write_buffer_bytes
+            && view.buffers(&options) < options.max_write_buffers
     })?;
     if rotated.is_some() {
         store.queue().flush(family);

@@ -61,8 +61,12 @@ impl Capacities {
 
     fn of_store(store: &Store) -> Self {
         let families = store.families();
-        let options = families.iter().map(|family| family.options());
-        Self::of(options, store.throttle.budget.most(), store.log_disk_bytes())
+        let options: Vec<_> = families.iter().map(|family| family.options()).collect();
+        Self::of(
+            options.iter().map(|options| &***options),
+            store.throttle.budget.most(),
+            store.log_disk_bytes(),
+        )
     }
 
     /// The limit that the options ask for.

@@ -17,7 +17,7 @@ use crate::store::family::FamilyState;
 use crate::tables::directory_in;
 use crate::tables::link::link_closed;
 use crate::write::order::Turn;
-use crate::{DEFAULT_FAMILY, Db, Error, Result, catalog};
+use crate::{DEFAULT_FAMILY, Db, Error, FamilyOptions, Result, catalog};
 
 impl Db {
     /// Makes a store in `dir` of all that was applied before the call: flushes the memtable, links
@@ -80,7 +80,7 @@ fn link_one(store: &Store, family: &Arc<FamilyState>, dir: &Path) -> Result<Lsn>
             id,
             name: family.name().to_string(),
             flushed,
-            options: family.options().clone(),
+            options: FamilyOptions::clone(&family.options()),
             later: Vec::new(),
         }],
         ..Manifest::new(store.manifest().log_id)
@@ -172,7 +172,7 @@ fn adopt_staged(store: &Store, staged: &Staged, turn: &Turn<'_>) -> Result<Arc<F
     let id = manifest.next_family;
     let record = FamilyRecord {
         id,
-        options: old.options().clone(),
+        options: FamilyOptions::clone(&old.options()),
         ..staged.family.clone()
     };
     let path = catalog::directory(store, id);

@@ -171,6 +171,18 @@ impl ManifestFile {
         }
     }
 
+    /// Makes a change for which there is no [`Edit`], durably, by a new base.
+    pub(crate) fn change(
+        &mut self,
+        device: &dyn Device,
+        dir: &Path,
+        change: impl FnOnce(&mut Manifest),
+    ) -> Result<(), ManifestError> {
+        let mut next = self.manifest.clone();
+        change(&mut next);
+        self.replace(device, dir, next)
+    }
+
     /// Writes a new base, durably. After an error the device has the old one or the new one.
     pub(crate) fn write(&mut self, device: &dyn Device, dir: &Path) -> Result<(), ManifestError> {
         self.replace(device, dir, self.manifest.clone())

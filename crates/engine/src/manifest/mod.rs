@@ -110,7 +110,7 @@ impl Manifest {
         (!is_new || !is_free).then(|| name_of(created))
     }
 
-    fn family(&mut self, id: u32) -> Option<&mut FamilyRecord> {
+    pub(crate) fn family(&mut self, id: u32) -> Option<&mut FamilyRecord> {
         self.families.iter_mut().find(|family| family.id == id)
     }
 

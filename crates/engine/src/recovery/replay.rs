@@ -288,7 +288,7 @@ impl Replay<'_> {
 /// rotation's mark: a frame starts there, and it is durable.
 fn seal(store: &Store, family: &Arc<FamilyState>, at: At) -> Result<()> {
     let options = family.options();
-    if family.view().buffers(options) >= options.max_write_buffers {
+    if family.view().buffers(&options) >= options.max_write_buffers {
         flush::flush_sealed(store, family)?;
     }
     family.seal(at, FlushCause::Recovery, store.new_mem(at.start, family));
@@ -314,7 +314,7 @@ pub(super) fn replay_large(store: &Store, log: &Log, replay: &Replay<'_>, frame:
     // As when it was made, before it takes memory.
     for (family, _) in mems.values() {
         let (view, options) = (Arc::clone(&family.view()), family.options());
-        if view.is_full_of_large(options) || view.buffers(options) >= options.max_write_buffers {
+        if view.is_full_of_large(&options) || view.buffers(&options) >= options.max_write_buffers {
             flush::flush_sealed(store, family)?;
         }
     }

@@ -13,7 +13,7 @@ use crate::store::Store;
 use crate::store::family::FamilyState;
 use crate::store::view::AllViews;
 use crate::tables::{Home, Tables};
-use crate::{Error, Result, Stall};
+use crate::{Error, FamilyOptions, Result, Stall};
 
 /// The families of a store.
 pub(super) struct Families {
@@ -109,7 +109,11 @@ impl Store {
         let mut families = self.families.named.write();
         families.insert(Arc::clone(family.name()), Arc::clone(family));
         self.families.views.add(family.id(), Arc::clone(&family.view()));
-        let options = family.options();
+        self.fit_budget(&family.options());
+    }
+
+    /// Lets all memtables together take what those of a family may.
+    pub(crate) fn fit_budget(&self, options: &FamilyOptions) {
         self.throttle
             .budget
             .fit(options.write_buffer_bytes, options.max_write_buffers);
@@ -176,6 +180,11 @@ impl ManifestGuard<'_> {
     /// [`Store::manifest_failed`].
     pub(crate) fn try_commit(&mut self, edit: &Edit) -> Result<(), ManifestError> {
         self.file.commit(self.store.device(), &self.store.path, edit)
+    }
+
+    /// Makes a change durable for which there is no [`Edit`].
+    pub(crate) fn try_change(&mut self, change: impl FnOnce(&mut Manifest)) -> Result<(), ManifestError> {
+        self.file.change(self.store.device(), &self.store.path, change)
     }
 
     /// Makes a change durable. Where it stays in doubt, writes are refused from then on.

@@ -28,7 +28,9 @@ pub(crate) struct FamilyState {
     store_id: u64,
     id: u32,
     name: Arc<str>,
-    options: FamilyOptions,
+    options: ArcSwap<FamilyOptions>,
+    /// As there: each commit looks at it.
+    write_buffer_bytes: AtomicU64,
     tables: Tables,
     counters: FamilyCounters,
     flushes: Work,
@@ -148,7 +150,8 @@ impl FamilyState {
             store_id,
             id: record.id,
             name: record.name.as_str().into(),
-            options: record.options.clone(),
+            options: ArcSwap::from_pointee(record.options.clone()),
+            write_buffer_bytes: AtomicU64::new(record.options.write_buffer_bytes),
             level0: AtomicUsize::new(tables.level0_runs()),
             tables,
             counters: FamilyCounters::default(),
@@ -182,8 +185,21 @@ impl FamilyState {
         &self.name
     }
 
-    pub(crate) fn options(&self) -> &FamilyOptions {
-        &self.options
+    /// Those in force: the ones of its tables are as they were when it was opened, whatever is here.
+    pub(crate) fn options(&self) -> arc_swap::Guard<Arc<FamilyOptions>> {
+        self.options.load()
+    }
+
+    pub(crate) fn set_options(&self, options: FamilyOptions) {
+        // Relaxed: a number by itself.
+        self.write_buffer_bytes
+            .store(options.write_buffer_bytes, Ordering::Relaxed);
+        self.options.store(Arc::new(options));
+    }
+
+    /// The option of that name.
+    pub(crate) fn write_buffer_bytes(&self) -> u64 {
+        self.write_buffer_bytes.load(Ordering::Relaxed)
     }
 
     /// The family's tree. What of it reads see changes by [`FamilyState::publication`] alone.
@@ -266,7 +282,7 @@ impl FamilyState {
 
     /// Whether the active memtable has reached its size and is to be sealed.
     pub(crate) fn is_memtable_full(&self) -> bool {
-        self.view().active.bytes() >= self.options.write_buffer_bytes
+        self.view().active.bytes() >= self.write_buffer_bytes()
     }
 
     /// Seals the active memtable at an LSN that `position` gets; later commits go to a new one,

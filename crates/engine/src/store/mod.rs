@@ -232,7 +232,7 @@ impl Store {
 
     /// An empty memtable for a family's commits from `from` on.
     pub(crate) fn new_mem(&self, from: Lsn, family: &FamilyState) -> Mem {
-        self.first_mem(from, family.options(), family.gaps())
+        self.first_mem(from, &family.options(), family.gaps())
     }
 
     /// As [`Store::new_mem`], for a family that is being made.

@@ -435,7 +435,7 @@ fn large_commits_that_take_little_wait_for_too_many_families() {
     assert_eq!(found(&families, 0, "not flushed"), most);
     let state = families[0].state();
     // Those that were sealed early, with one small entry each, are no reason to stall.
-    assert!(state.view().buffers(state.options()) <= 2);
+    assert!(state.view().buffers(&state.options()) <= 2);
     assert_eq!(state.view().mems().count() as u64, 1 + 2 * most);
     assert_eq!(state.stall(), crate::Stall::None);
     let waiting = write_until_it_waits(&db, &families, most + 1);

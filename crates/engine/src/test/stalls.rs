@@ -64,6 +64,29 @@ fn a_commit_releases_its_locks_before_it_waits_out_a_stop() {
     }
 }
 
+/// A writer that the options have stopped goes on when others let it.
+#[test]
+fn set_options_let_a_stopped_writer_go_on() {
+    let (_dir, db) = new_store();
+    let (family, flush) = stopped(&db);
+    let writer = std::thread::spawn({
+        let family = family.clone();
+        move || put(&family, "late", "1")
+    });
+    while stops(&family) == 0 {
+        std::thread::yield_now();
+    }
+    assert!(!writer.is_finished());
+    let options = FamilyOptions {
+        max_write_buffers: 4,
+        ..family.options()
+    };
+    family.set_options(options).unwrap();
+    writer.join().unwrap();
+    assert_ne!(family.state().stall(), Stall::Stopped);
+    flush.finish().unwrap();
+}
+
 /// As above, with rows that are locked without a transaction.
 #[test]
 fn a_write_that_stalls_later_keeps_its_row_from_no_one() {

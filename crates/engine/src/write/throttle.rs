@@ -186,7 +186,7 @@ impl Store {
     fn stall_by(&self, rule: Rule, family: &FamilyState, mode: ThrottleMode) -> Stall {
         let is_full = mode == ThrottleMode::Full;
         let stops = match rule {
-            Rule::LargeOfFamily => is_full && family.view().is_full_of_large(family.options()),
+            Rule::LargeOfFamily => is_full && family.view().is_full_of_large(&family.options()),
             Rule::Large => is_full && self.is_full_of_large(),
             Rule::Memory => {
                 let most = self.throttle.budget.most();
@@ -276,7 +276,7 @@ impl Backlog {
         let (view, options) = (family.view(), family.options());
         let (runs, (slowdown, stop)) = (family.level0_runs(), level0_limits(family));
         let (active, full) = (view.active.bytes(), options.write_buffer_bytes);
-        let buffers = view.buffers(options);
+        let buffers = view.buffers(&options);
         let is_last = buffers >= options.max_write_buffers;
         let stall = if runs >= stop || (is_last && active >= full) {
             Stall::Stopped

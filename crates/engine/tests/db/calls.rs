@@ -366,6 +366,55 @@ fn values_are_made_of_what_programs_have() {
 }
 
 #[test]
+fn options_are_set_while_a_family_is_used_and_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = common::open(dir.path(), &common::small());
+    let rows = db.create_family("rows", FamilyOptions::default()).unwrap();
+    let put = |count: u64| {
+        for n in 0..count {
+            rows.put(key(n % 90), vec![7; 1_000]).unwrap();
+        }
+    };
+    let flushes = || {
+        let all = db.stats().families["rows"].flushes.clone();
+        all.into_iter().map(|(_, count)| count).sum::<u64>()
+    };
+    put(1_000);
+    assert_eq!(flushes(), 0);
+    let wrong = FamilyOptions {
+        max_write_buffers: 1,
+        ..rows.options()
+    };
+    let refused = rows.set_options(wrong).unwrap_err();
+    assert!(matches!(refused, Error::InvalidOption { .. }), "{refused}");
+    assert_eq!(rows.options(), FamilyOptions::default());
+    let small = FamilyOptions {
+        write_buffer_bytes: 64 << 10,
+        level0_stop: 40,
+        compression: collie_db::Compression::Lz4,
+        ..rows.options()
+    };
+    rows.set_options(small.clone()).unwrap();
+    assert_eq!(rows.options(), small);
+    put(1_000);
+    // The first one is as full as ten of them by now.
+    assert!(rows.wait_for_compact(Duration::from_secs(60)).unwrap() && flushes() > 3);
+    db.default_family().set_options(small.clone()).unwrap();
+    assert_eq!(db.default_family().options(), small);
+    let dropped = db.create_family("dropped", FamilyOptions::default()).unwrap();
+    db.drop_family(&dropped).unwrap();
+    let refused = dropped.set_options(small.clone()).unwrap_err();
+    assert!(matches!(refused, Error::FamilyDropped { .. }), "{refused}");
+    drop((rows, dropped));
+    db.close().unwrap();
+    let db = common::open(dir.path(), &common::small());
+    assert_eq!(db.family("rows").unwrap().options(), small);
+    assert_eq!(db.family("rows").unwrap().len().unwrap(), 90);
+    assert_eq!(db.default_family().options(), common::small().default_family);
+    db.close().unwrap();
+}
+
+#[test]
 fn a_closed_store_refuses_them_all() {
     let dir = tempfile::tempdir().unwrap();
     let db = common::open(dir.path(), &common::small());
@@ -381,5 +430,6 @@ fn a_closed_store_refuses_them_all() {
     closed(rows.compare_and_swap("k", None, None).map(drop));
     closed(rows.clear().map(drop));
     closed(other.clear());
+    closed(rows.set_options(rows.options()));
     closed(rows.wait_for_compact(Duration::ZERO).map(drop));
 }

@@ -125,9 +125,52 @@ fn strike_clear(fault: Fault, after: u64, in_the_next_process: bool, cut: PowerC
     struck
 }
 
+/// As [`strike_clear`], while the options of a family are set.
+fn strike_options(fault: Fault, after: u64, in_the_next_process: bool, cut: PowerCut, what: &str) -> bool {
+    let at = tempfile::tempdir().unwrap();
+    let mut fs = FaultFs::mount(at.path(), Names::Posix, after).unwrap();
+    let dir = at.path().join("store");
+    let mut db = open(&dir, what);
+    let mut orders = create(&db).unwrap();
+    orders.put_with("k", "v", &WriteOptions::disk()).unwrap();
+    let old = orders.options();
+    let new = FamilyOptions {
+        max_write_buffers: 7,
+        ..old.clone()
+    };
+    fs.inject(fault.after(after)).unwrap();
+    let set = orders.set_options(new.clone());
+    let struck = fs.fault_counts().values().sum::<u64>() > 0;
+    fs.heal().unwrap();
+    if set.is_err() {
+        assert_eq!(orders.options(), old, "{what}");
+        let in_doubt = db.put_with("other", "", &WriteOptions::disk()).is_err();
+        if in_the_next_process || in_doubt {
+            drop(orders);
+            let closed = db.close();
+            assert!(closed.is_ok() || in_doubt, "{what}: {closed:?}");
+            db = open(&dir, what);
+            orders = db.family("orders").unwrap();
+            let found = orders.options();
+            assert!(found == old || found == new && in_doubt, "{what}: {found:?}");
+        }
+        let set = orders.set_options(new.clone());
+        set.unwrap_or_else(|error| panic!("{what}: they cannot be set: {error}"));
+    }
+    drop(orders);
+    db.close().unwrap();
+    fs.power_cycle(cut, after).unwrap();
+    check(&dir, what);
+    let db = open(&dir, what);
+    let orders = db.family("orders").unwrap();
+    assert_eq!((orders.options(), orders.len().unwrap()), (new, 1), "{what}");
+    struck
+}
+
 type Strike = fn(Fault, u64, bool, PowerCut, &str) -> bool;
 
-fn each(name: &str, strike: Strike, fault: impl Fn() -> Fault) {
+/// At least so many of the operations are struck.
+fn each(name: &str, strike: Strike, least: usize, fault: impl Fn() -> Fault) {
     if let Err(missing) = faultfs::available() {
         assert!(std::env::var_os("COLLIE_REQUIRE_TOOLS").is_none(), "{missing}");
         println!("skipped: {missing}");
@@ -150,27 +193,27 @@ fn each(name: &str, strike: Strike, fault: impl Fn() -> Fault) {
         }
     }
     println!("figures: {struck} times {name}, nothing lost");
-    assert!(struck > 5, "{struck} times");
+    assert!(struck >= least, "{struck} times");
 }
 
 #[test]
 fn a_family_whose_creation_met_a_failed_sync_is_made_anew() {
-    each("a failed sync", strike, || {
+    each("a failed sync", strike, 6, || {
         Fault::new(FaultKind::SyncFails).once()
     });
 }
 
 #[test]
 fn a_family_whose_creation_failed_is_made_anew() {
-    each("a failure", strike, || Fault::new(FaultKind::AnyFails).once());
+    each("a failure", strike, 6, || Fault::new(FaultKind::AnyFails).once());
 }
 
 #[test]
 fn a_family_is_cleared_wholly_or_not_at_all() {
-    each("a failure of a clear", strike_clear, || {
+    each("a failure of a clear", strike_clear, 6, || {
         Fault::new(FaultKind::AnyFails).once()
     });
-    each("a failed sync of a clear", strike_clear, || {
+    each("a failed sync of a clear", strike_clear, 6, || {
         Fault::new(FaultKind::SyncFails).once()
     });
 }
@@ -203,4 +246,14 @@ fn a_store_whose_own_name_met_a_failed_sync_is_made_anew() {
         let value = open(&dir, &what).default_family().get("k").unwrap();
         assert_eq!(value.as_deref(), Some(&b"v"[..]), "{what}");
     }
+}
+
+#[test]
+fn options_are_set_wholly_or_not_at_all() {
+    each("a failure while options are set", strike_options, 4, || {
+        Fault::new(FaultKind::NoSpace).once()
+    });
+    each("a failed sync while options are set", strike_options, 4, || {
+        Fault::new(FaultKind::SyncFails).once()
+    });
 }

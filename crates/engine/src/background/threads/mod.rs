@@ -173,7 +173,7 @@ impl Member for Store {
         };
         let options = family.options();
         let rotated = self.rotate(family, FlushCause::Memory, |view| {
-            view.active.bytes() > 0 && view.buffers(options) < options.max_write_buffers
+            view.active.bytes() > 0 && view.buffers(&options) < options.max_write_buffers
         });
         match rotated {
             Ok(Some(_)) => {

@@ -212,16 +212,28 @@ mod tests {
     use crate::raftlog::{Entry, NodeLogOptions, Purpose};
     use collie_sim::SimDevice;
 
+    fn runtime() -> tokio::runtime::Runtime {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().build().unwrap()
+    }
+
+    fn open(log_limit: Option<u64>) -> NodeLog {
+        let mut options = NodeLogOptions {
+            log_limit,
+            ..NodeLogOptions::default()
+        };
+        options.log.device = Arc::new(SimDevice::new(1));
+        options.log.ring = collie_log::RingMode::Private;
+        options.log.ring_bytes = 64 << 10;
+        NodeLog::open("/log", options).unwrap()
+    }
+
     /// Each alone has less than the limit. Which partitions they are of does not matter.
     #[test]
     fn commands_in_parts_share_a_part_of_the_limit_and_one_goes_on() {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = runtime();
         runtime.block_on(async {
-            let mut options = NodeLogOptions::default();
-            options.log.device = Arc::new(SimDevice::new(1));
-            options.log.ring = collie_log::RingMode::Private;
-            options.log.ring_bytes = 64 << 10;
-            let log = NodeLog::open("/log", options).unwrap();
+            let log = open(None);
             let (one, other) = (log.create(1, 10).await.unwrap(), log.create(2, 20).await.unwrap());
             let first = one.reserve_parts(60, 100).unwrap();
             let error = other.reserve_parts(41, 100).unwrap_err();
@@ -248,20 +260,10 @@ mod tests {
     /// would be refused for good, and nothing would let go of the log.
     #[test]
     fn removals_have_their_part_in_a_log_that_is_beyond_its_limit() {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
+        let runtime = runtime();
         runtime.block_on(async {
             const LIMIT: u64 = 4 << 20;
-            let mut options = NodeLogOptions {
-                log_limit: Some(LIMIT),
-                ..NodeLogOptions::default()
-            };
-            options.log.device = Arc::new(SimDevice::new(1));
-            options.log.ring = collie_log::RingMode::Private;
-            options.log.ring_bytes = 64 << 10;
-            let log = NodeLog::open("/log", options).unwrap();
+            let log = open(Some(LIMIT));
             tokio::spawn(log.run());
             let replica = log.create(1, 10).await.unwrap();
             let leader = LeaderId { term: 1, replica: 10 };
@@ -310,20 +312,10 @@ mod tests {
     /// What fills it may be what none can commit while none takes more.
     #[test]
     fn far_beyond_its_limit_a_log_takes_more_only_where_it_stays_so() {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
+        let runtime = runtime();
         runtime.block_on(async {
             const LIMIT: u64 = 4 << 20;
-            let mut options = NodeLogOptions {
-                log_limit: Some(LIMIT),
-                ..NodeLogOptions::default()
-            };
-            options.log.device = Arc::new(SimDevice::new(1));
-            options.log.ring = collie_log::RingMode::Private;
-            options.log.ring_bytes = 64 << 10;
-            let log = NodeLog::open("/log", options).unwrap();
+            let log = open(Some(LIMIT));
             tokio::spawn(log.run());
             let replica = log.create(1, 10).await.unwrap();
             let leader = LeaderId { term: 1, replica: 10 };

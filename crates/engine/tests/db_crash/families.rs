@@ -250,8 +250,8 @@ fn a_store_whose_own_name_met_a_failed_sync_is_made_anew() {
 
 #[test]
 fn options_are_set_wholly_or_not_at_all() {
-    each("a failure while options are set", strike_options, 4, || {
-        Fault::new(FaultKind::NoSpace).once()
+    each("a failure while options are set", strike_options, 6, || {
+        Fault::new(FaultKind::AnyFails).once()
     });
     each("a failed sync while options are set", strike_options, 4, || {
         Fault::new(FaultKind::SyncFails).once()
